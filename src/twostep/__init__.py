@@ -1,0 +1,1 @@
+"""Twostep: serve, explain and foretell large language models on the machine you have."""

@@ -1,0 +1,13 @@
+"""The errors a user is meant to read: one line that names the thing and what is allowed. The command prints it, exit code 1."""
+
+
+class TwostepError(Exception):
+    """Base of every error that Twostep raises for bad input or surroundings."""
+
+
+class ModelFileError(TwostepError):
+    """A weight file, tokenizer or template that cannot be used: names the file and the tensor, key or offset in it."""
+
+
+class FetchError(TwostepError):
+    """A model could not be brought here: no network, no space, wrong hash, unknown name."""

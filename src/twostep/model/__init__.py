@@ -1,0 +1,1 @@
+"""Describes: weight files, tokenizer, chat template, and the network as a list of operations."""
