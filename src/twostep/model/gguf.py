@@ -152,8 +152,8 @@ def _read_pairs(cursor: _Cursor, count: int) -> dict[str, Value]:
     for i in range(count):
         key = cursor.text(f"key {i}", _MAX_KEY_BYTES)
         if key in pairs:
-            raise cursor.error(f"key '{key}' appears twice")
-        pairs[key] = _read_value(cursor, cursor.u32(f"the type of key '{key}'"), f"key '{key}'")
+            raise cursor.error(f"key {key!r} appears twice")
+        pairs[key] = _read_value(cursor, cursor.u32(f"the type of key {key!r}"), f"key {key!r}")
     return pairs
 
 
@@ -208,14 +208,14 @@ def _read_infos(cursor: _Cursor, count: int) -> list[_Info]:
     seen: set[str] = set()
     for info in infos:
         if info.name in seen:
-            raise cursor.error(f"tensor '{info.name}' appears twice")
+            raise cursor.error(f"tensor {info.name!r} appears twice")
         seen.add(info.name)
     return infos
 
 
 def _read_info(cursor: _Cursor, index: int) -> _Info:
     name = cursor.text(f"the name of tensor {index}", _MAX_TENSOR_NAME_BYTES)
-    what = f"tensor '{name}'"
+    what = f"tensor {name!r}"
     dimensions = cursor.u32(f"the number of dimensions of {what}")
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise cursor.error(f"{what} has {dimensions} dimensions; supported: 1 to {_MAX_DIMENSIONS}")
@@ -255,10 +255,10 @@ def _place(cursor: _Cursor, infos: list[_Info], alignment: int) -> dict[str, Ten
     room = len(cursor.data) - start
     for info in infos:
         if info.offset % alignment:
-            raise cursor.error(f"tensor '{info.name}' is at offset {info.offset}, not a multiple of {alignment}")
+            raise cursor.error(f"tensor {info.name!r} is at offset {info.offset}, not a multiple of {alignment}")
         if info.offset + info.nbytes > room:
             raise cursor.error(
-                f"tensor '{info.name}' needs bytes {info.offset} to {info.offset + info.nbytes} of the data, "
+                f"tensor {info.name!r} needs bytes {info.offset} to {info.offset + info.nbytes} of the data, "
                 f"which has {max(room, 0)}: truncated or damaged"
             )
     _check_apart(infos, cursor.error)
@@ -270,7 +270,7 @@ def _check_apart(infos: list[_Info], error: Callable[[str], ModelFileError]) -> 
     ordered = sorted(infos, key=lambda info: info.offset)
     for before, after in pairwise(ordered):
         if before.offset + before.nbytes > after.offset:
-            raise error(f"tensors '{before.name}' and '{after.name}' overlap at offset {after.offset} of the data")
+            raise error(f"tensors {before.name!r} and {after.name!r} overlap at offset {after.offset} of the data")
 
 
 def _view(info: _Info, data: NDArray[np.uint8], start: int) -> Tensor:

@@ -1,0 +1,20 @@
+"""Which architectures are supported, and the way from an open file to its network."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from twostep.errors import ModelFileError
+from twostep.model.gguf import GgufFile
+from twostep.model.llama import LLAMA, QWEN2, Kin, build
+from twostep.model.network import Network
+
+FAMILIES: Mapping[str, Kin] = MappingProxyType({kin.family: kin for kin in (LLAMA, QWEN2)})
+
+
+def load_network(file: GgufFile) -> Network:
+    """The network of `file`, by its `general.architecture`. Raises `ModelFileError` if any part of it is unsupported."""
+    family = file.metadata.text("general.architecture")
+    if family not in FAMILIES:
+        supported = ", ".join(FAMILIES)
+        raise ModelFileError(f"{file.path}: architecture {family[:60]!r} is not supported; supported: {supported}")
+    return build(file, FAMILIES[family])
