@@ -1,0 +1,98 @@
+// Row-wise kernels: exponential, norm, quantisation, rotation, and what follows a panel. Included once an instruction set.
+#pragma once
+#include <cmath>
+#include <limits>
+
+#include "kernels.h"
+
+namespace twostep::TWOSTEP_ISA {
+
+constexpr float kExpLowest = -87.0f;  // below it exp is taken as exactly 0
+
+// e^x for x <= 88; 0 below kExpLowest, -inf included. Cody-Waite reduction and a degree-6 Taylor polynomial on
+// |r| <= ln(2)/2: relative error about 2 units of the last place.
+inline F32 exponential(F32 x) {
+  const F32 clamped = min(max(x, set1(kExpLowest)), set1(88.0f));
+  const I32 n = round_to_int(clamped * set1(1.44269504f));
+  F32 r = fma(to_float(n), set1(-0.693145752f), clamped);
+  r = fma(to_float(n), set1(-1.42860677e-6f), r);
+  F32 p = fma(r, set1(1.0f / 720), set1(1.0f / 120));
+  p = fma(p, r, set1(1.0f / 24));
+  p = fma(p, r, set1(1.0f / 6));
+  p = fma(p, r, set1(0.5f));
+  p = fma(p, r, set1(1.0f));
+  p = fma(p, r, set1(1.0f));
+  return keep_if_at_least(times_power_of_two(p, n), x, set1(kExpLowest));
+}
+
+inline float exponential(float x) {
+  float out[kPanel];
+  store(out, exponential(set1(x)));
+  return out[0];
+}
+
+inline F32 silu(F32 x) { return x / (set1(1.0f) + exponential(zero() - x)); }
+
+// out = x / sqrt(mean(x²) + eps) · weight; any length.
+inline void rms_norm(const float* x, const float* weight, float eps, int inputs, float* out) {
+  const int whole = inputs / kPanel * kPanel;
+  F32 squares = zero();
+  for (int i = 0; i < whole; i += kPanel) squares = fma(load(x + i), load(x + i), squares);
+  float sum = horizontal_sum(squares);
+  for (int i = whole; i < inputs; ++i) sum += x[i] * x[i];
+  const float factor = 1.0f / std::sqrt(sum / static_cast<float>(inputs) + eps);
+  for (int i = 0; i < whole; i += kPanel) store(out + i, load(x + i) * set1(factor) * load(weight + i));
+  for (int i = whole; i < inputs; ++i) out[i] = x[i] * factor * weight[i];
+}
+
+// One row to a record of QuantRows.
+inline void quantise(const float* x, int inputs, uint8_t* record) {
+  const int groups = inputs / kGroup;
+  int8_t* q = reinterpret_cast<int8_t*>(record);
+  float* scales = reinterpret_cast<float*>(record + inputs);
+  float* scaled_sums = scales + groups;
+  int32_t* half_sums = reinterpret_cast<int32_t*>(scaled_sums + groups);
+  for (int g = 0; g < groups; ++g) {
+    const F32 a = load(x + g * kGroup), b = load(x + g * kGroup + kPanel);
+    const float scale = horizontal_max(max(abs(a), abs(b))) / 127.0f;
+    const bool any = scale >= std::numeric_limits<float>::min();
+    const F32 divisor = set1(any ? scale : std::numeric_limits<float>::infinity());
+    const I32 qa = round_to_int(a / divisor), qb = round_to_int(b / divisor);
+    store_i8(q + g * kGroup, qa);
+    store_i8(q + g * kGroup + kPanel, qb);
+    half_sums[2 * g] = horizontal_sum(qa);
+    half_sums[2 * g + 1] = horizontal_sum(qb);
+    scales[g] = any ? scale : 0.0f;
+    scaled_sums[g] = scales[g] * static_cast<float>(half_sums[2 * g] + half_sums[2 * g + 1]);
+  }
+}
+
+inline void put(const float* panel, int rows, int count, const float* bias, float* out, size_t stride) {
+  for (int r = 0; r < rows; ++r, panel += kPanel, out += stride)
+    for (int i = 0; i < count; ++i) out[i] = bias ? panel[i] + bias[i] : panel[i];
+}
+
+inline void add(const float* panel, int rows, int count, float* out, size_t stride) {
+  for (int r = 0; r < rows; ++r, panel += kPanel, out += stride)
+    for (int i = 0; i < count; ++i) out[i] += panel[i];
+}
+
+inline void gated_silu(const float* gate, const float* up, int rows, int count, float* out, size_t stride) {
+  float whole[kPanel];
+  for (int r = 0; r < rows; ++r, gate += kPanel, up += kPanel, out += stride) {
+    store(whole, silu(load(gate)) * load(up));
+    for (int i = 0; i < count; ++i) out[i] = whole[i];
+  }
+}
+
+inline void rope(float* head, const float* cos_sin, int dim, float factor) {
+  const int half = dim / 2;
+  const float *cosine = cos_sin, *sine = cos_sin + half;
+  for (int i = 0; i < half; ++i) {
+    const float a = head[i], b = head[i + half];
+    head[i] = (a * cosine[i] - b * sine[i]) * factor;
+    head[i + half] = (b * cosine[i] + a * sine[i]) * factor;
+  }
+}
+
+}  // namespace twostep::TWOSTEP_ISA

@@ -1,0 +1,242 @@
+// Linear layers, a panel of 16 outputs at a time, for any number of rows. Included once for each instruction set.
+//
+// Arithmetic of one output of one row, the same for any number of rows and any blocking (the bitwise rule of the design):
+//   acc = 0;  for each group (or half group) in ascending order:  acc = fma(float(integer dot product), scale · row scale, acc)
+//                                       with minima also:         acc = fma(min, row scale · sum of the row's group, acc)
+#pragma once
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "formats.h"
+#include "kernels.h"
+
+namespace twostep::TWOSTEP_ISA {
+
+template <int kCount, class F, int... kIndex>
+inline void unroll_indices(F&& f, std::integer_sequence<int, kIndex...>) {
+  (f(std::integral_constant<int, kIndex>{}), ...);
+}
+// f(0), f(1), ... with each index a compile-time constant
+template <int kCount, class F>
+inline void unroll(F&& f) {
+  unroll_indices<kCount>(f, std::make_integer_sequence<int, kCount>{});
+}
+
+// What each format's groups hold: how to read two steps of weights, scales of 16 outputs, and minima.
+template <Format kFormat>
+struct Traits;
+template <>
+struct Traits<Format::Q4_0> {
+  static constexpr int kMax = 15, kZero = 8, kHalves = 1;
+  static constexpr bool kHasMin = false;
+  static F32 scale(const uint8_t* group, const uint8_t*, int) { return load_f16(reinterpret_cast<const uint16_t*>(group + 256)); }
+  static F32 min(const uint8_t*, const uint8_t*) { return zero(); }
+};
+template <>
+struct Traits<Format::Q4_1> {
+  static constexpr int kMax = 15, kZero = 0, kHalves = 1;
+  static constexpr bool kHasMin = true;
+  static F32 scale(const uint8_t* group, const uint8_t*, int) { return load_f16(reinterpret_cast<const uint16_t*>(group + 256)); }
+  static F32 min(const uint8_t* group, const uint8_t*) { return load_f16(reinterpret_cast<const uint16_t*>(group + 288)); }
+};
+template <>
+struct Traits<Format::Q4_K> {
+  static constexpr int kMax = 15, kZero = 0, kHalves = 1;
+  static constexpr bool kHasMin = true;
+  static F32 scale(const uint8_t* group, const uint8_t* header, int) {
+    return load_f16(reinterpret_cast<const uint16_t*>(header)) * load_u8(group + 256);
+  }
+  static F32 min(const uint8_t* group, const uint8_t* header) {
+    return zero() - load_f16(reinterpret_cast<const uint16_t*>(header + 32)) * load_u8(group + 272);
+  }
+};
+template <>
+struct Traits<Format::Q5_0> {
+  static constexpr int kMax = 63, kZero = 16, kHalves = 1;
+  static constexpr bool kHasMin = false;
+  static F32 scale(const uint8_t* group, const uint8_t*, int) { return load_f16(reinterpret_cast<const uint16_t*>(group + 384)); }
+  static F32 min(const uint8_t*, const uint8_t*) { return zero(); }
+};
+template <>
+struct Traits<Format::Q6_K> {
+  static constexpr int kMax = 63, kZero = 32, kHalves = 2;
+  static constexpr bool kHasMin = false;
+  static F32 scale(const uint8_t* group, const uint8_t* header, int half) {
+    return load_f16(reinterpret_cast<const uint16_t*>(header)) * load_i8(group + 384 + 16 * half);
+  }
+  static F32 min(const uint8_t*, const uint8_t*) { return zero(); }
+};
+template <>
+struct Traits<Format::Q8_0> {
+  static constexpr int kMax = 255, kZero = 128, kHalves = 1;
+  static constexpr bool kHasMin = false;
+  static F32 scale(const uint8_t* group, const uint8_t*, int) { return load_f16(reinterpret_cast<const uint16_t*>(group + 512)); }
+  static F32 min(const uint8_t*, const uint8_t*) { return zero(); }
+};
+
+// Steps 2·kPair and 2·kPair + 1 of a packed group.
+template <int kMax, int kPair>
+inline std::pair<Bytes, Bytes> unpack_pair(const uint8_t* group) {
+  if constexpr (kMax == 255) {
+    return {load_bytes(group + 128 * kPair), load_bytes(group + 128 * kPair + 64)};
+  } else {
+    const Bytes nibbles = load_bytes(group + 64 * kPair);
+    if constexpr (kMax == 15) return {low_nibbles(nibbles), high_nibbles(nibbles)};
+    const Bytes high = load_bytes(group + 256 + 64 * (kPair / 2));
+    constexpr int step = 2 * kPair % 4;
+    return {low_nibbles(nibbles) | crumbs<step>(high), high_nibbles(nibbles) | crumbs<step + 1>(high)};
+  }
+}
+
+// Weights as they lie in the panel, unpacked as they are used: for few rows.
+template <Format kFormat>
+struct Packed : Traits<kFormat> {
+  using T = Traits<kFormat>;
+  const uint8_t* panel;
+  explicit Packed(const uint8_t* p) : panel(p) {}
+  struct Group {
+    const uint8_t *group, *header;
+    template <int kPair>
+    std::pair<Bytes, Bytes> pair() const { return unpack_pair<T::kMax, kPair>(group); }
+    F32 scale(int half) const { return T::scale(group, header, half); }
+    F32 min() const { return T::min(group, header); }
+  };
+  Group at(int g) const {
+    const Layout layout = layout_of(kFormat);
+    const uint8_t* super = panel + size_t(g / kSuper) * (kSuper * layout.group_bytes + layout.super_bytes);
+    return {super + layout.super_bytes + g % kSuper * layout.group_bytes, super};
+  }
+};
+
+// Weights unpacked beforehand into a scratch of `first`..: one byte a weight, float scales and minima: for many rows.
+template <Format kFormat>
+struct Unpacked : Traits<kFormat> {
+  using T = Traits<kFormat>;
+  static constexpr int kBytes = 512 + 64 * (T::kHalves + T::kHasMin);
+  uint8_t* scratch;
+  int first;
+  Unpacked(const Packed<kFormat>& from, int g0, int g1, uint8_t* into) : scratch(into), first(g0) {
+    for (int g = g0; g < g1; ++g) unpack(from.at(g), scratch + size_t(g - g0) * kBytes);
+  }
+  static void unpack(const typename Packed<kFormat>::Group& from, uint8_t* to) {
+    unroll<4>([&](auto p) {
+      const auto [w0, w1] = from.template pair<p>();
+      store_bytes(to + 128 * p, w0);
+      store_bytes(to + 128 * p + 64, w1);
+    });
+    for (int h = 0; h < T::kHalves; ++h) store(reinterpret_cast<float*>(to + 512 + 64 * h), from.scale(h));
+    if (T::kHasMin) store(reinterpret_cast<float*>(to + 512 + 64 * T::kHalves), from.min());
+  }
+  struct Group {
+    const uint8_t* at;
+    template <int kPair>
+    std::pair<Bytes, Bytes> pair() const { return {load_bytes(at + 128 * kPair), load_bytes(at + 128 * kPair + 64)}; }
+    F32 scale(int half) const { return load(reinterpret_cast<const float*>(at + 512 + 64 * half)); }
+    F32 min() const { return load(reinterpret_cast<const float*>(at + 512 + 64 * T::kHalves)); }
+  };
+  Group at(int g) const { return {scratch + size_t(g - first) * kBytes}; }
+};
+
+// Accumulates groups g0..g1-1 of kCount rows into out[row][16]; starts from zero when g0 is 0.
+template <int kCount, class Source>
+inline void tile(const Source& source, int g0, int g1, const QuantRows& x, int row, float* out) {
+  using D = Dot<Source::kMax>;
+  constexpr int kPairs = 4 / Source::kHalves;
+  F32 acc[kCount];
+  for (int r = 0; r < kCount; ++r) acc[r] = g0 ? load(out + r * kPanel) : zero();
+  for (int g = g0; g < g1; ++g) {
+    const auto group = source.at(g);
+    unroll<Source::kHalves>([&](auto half) {
+      D dot[kCount];
+      unroll<kPairs>([&](auto p) {
+        const auto [w0, w1] = group.template pair<half * kPairs + p>();
+        const typename D::Weights u0 = D::prepare(w0), u1 = D::prepare(w1);
+        for (int r = 0; r < kCount; ++r) dot[r].add_pair(u0, u1, x.values(row + r) + g * kGroup + (half * kPairs + p) * 8);
+      });
+      const F32 scale = group.scale(half);
+      for (int r = 0; r < kCount; ++r) {
+        I32 sum = dot[r].sum();
+        if constexpr (Source::kZero != 0 && !D::kTakesZero) {
+          const int32_t* sums = x.half_sums(row + r) + 2 * g;
+          sum = subtract(sum, Source::kZero * (Source::kHalves == 2 ? sums[half] : sums[0] + sums[1]));
+        }
+        acc[r] = fma(to_float(sum), scale * set1(x.scales(row + r)[g]), acc[r]);
+      }
+    });
+    if constexpr (Source::kHasMin) {
+      const F32 min = group.min();
+      for (int r = 0; r < kCount; ++r) acc[r] = fma(min, set1(x.scaled_sums(row + r)[g]), acc[r]);
+    }
+  }
+  for (int r = 0; r < kCount; ++r) store(out + r * kPanel, acc[r]);
+}
+
+// Calls f(row, count) over tiles of the compiled sizes: kLargest, then the halves of it down to 1.
+template <int kLargest, class F>
+inline void in_tiles(int rows, F&& f, int row = 0) {
+  for (; row + kLargest <= rows; row += kLargest) f(row, std::integral_constant<int, kLargest>{});
+  if constexpr (kLargest > 1) in_tiles<(kLargest + 1) / 2>(rows, f, row);
+}
+
+template <class Source>
+inline void rows_of_panel(const Source& source, int g0, int g1, const QuantRows& x, int rows, float* out) {
+  in_tiles<kRows>(rows, [&](int row, auto count) { tile<count>(source, g0, g1, x, row, out + size_t(row) * kPanel); });
+}
+
+template <Format kFormat>
+void quantised_panel(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
+  const Packed<kFormat> packed(matrix.panel(panel));
+  const int groups = matrix.inputs / kGroup;
+  if (rows <= kRows) return rows_of_panel(packed, 0, groups, x, rows, out);
+  for (int g0 = 0; g0 < groups; g0 += kScratchGroups) {
+    const int g1 = std::min(groups, g0 + kScratchGroups);
+    rows_of_panel(Unpacked<kFormat>(packed, g0, g1, scratch), g0, g1, x, rows, out);
+  }
+}
+
+inline void linear_panel(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
+  switch (matrix.format) {
+    case Format::Q4_0: return quantised_panel<Format::Q4_0>(matrix, panel, x, rows, out, scratch);
+    case Format::Q4_1: return quantised_panel<Format::Q4_1>(matrix, panel, x, rows, out, scratch);
+    case Format::Q4_K: return quantised_panel<Format::Q4_K>(matrix, panel, x, rows, out, scratch);
+    case Format::Q5_0: return quantised_panel<Format::Q5_0>(matrix, panel, x, rows, out, scratch);
+    case Format::Q6_K: return quantised_panel<Format::Q6_K>(matrix, panel, x, rows, out, scratch);
+    case Format::Q8_0: return quantised_panel<Format::Q8_0>(matrix, panel, x, rows, out, scratch);
+    default: return;  // float formats: float_panel
+  }
+}
+
+// One panel's element types for float tiles: 16 consecutive elements as floats.
+struct FromF32 { static F32 at(const uint8_t* p, size_t i) { return load(reinterpret_cast<const float*>(p) + i); } };
+struct FromF16 { static F32 at(const uint8_t* p, size_t i) { return load_f16(reinterpret_cast<const uint16_t*>(p) + i); } };
+struct FromBf16 { static F32 at(const uint8_t* p, size_t i) { return load_bf16(reinterpret_cast<const uint16_t*>(p) + i); } };
+
+// acc[r] += sum over i ascending of x[r][i] · panel[i·stride .. +16]: the one float product, of linear layers and attention.
+template <class From, int kCount>
+inline void float_tile(const uint8_t* panel, size_t stride, int length, const float* x, size_t x_stride, F32* acc) {
+  for (int i = 0; i < length; ++i) {
+    const F32 w = From::at(panel, i * stride);
+    for (int r = 0; r < kCount; ++r) acc[r] = fma(set1(x[r * x_stride + i]), w, acc[r]);
+  }
+}
+
+template <class From>
+inline void float_rows(const Matrix& matrix, int panel, const float* x, size_t x_stride, int rows, float* out) {
+  in_tiles<kFloatRows>(rows, [&](int row, auto count) {
+    F32 acc[count];
+    for (int r = 0; r < count; ++r) acc[r] = zero();
+    float_tile<From, count>(matrix.panel(panel), kPanel, matrix.inputs, x + row * x_stride, x_stride, acc);
+    for (int r = 0; r < count; ++r) store(out + size_t(row + r) * kPanel, acc[r]);
+  });
+}
+
+inline void float_panel(const Matrix& matrix, int panel, const float* x, size_t x_stride, int rows, float* out) {
+  switch (matrix.format) {
+    case Format::F32: return float_rows<FromF32>(matrix, panel, x, x_stride, rows, out);
+    case Format::F16: return float_rows<FromF16>(matrix, panel, x, x_stride, rows, out);
+    default: return float_rows<FromBf16>(matrix, panel, x, x_stride, rows, out);
+  }
+}
+
+}  // namespace twostep::TWOSTEP_ISA

@@ -1,0 +1,48 @@
+// The arithmetic limits of one core, by the instructions that the kernels use, on registers only: what "x % of peak"
+// in the benchmark refers to. Each function does a fixed number of operations and returns it; the caller takes the time.
+#pragma once
+#include "kernels.h"
+
+namespace twostep::TWOSTEP_ISA {
+
+template <class T>
+inline void keep(T& value) {
+  asm volatile("" : "+m"(value) : : "memory");
+}
+
+// As many dot products of 4-bit weights as a prefill tile runs, with weights in registers and rows in the first-level cache.
+inline double peak_int8() {
+  constexpr int kGroups = 4096, kReuse = 8;
+  alignas(64) int8_t x[kRows][kGroup] = {};
+  alignas(64) uint8_t weights[128] = {};
+  keep(x);
+  keep(weights);
+  using D = Dot<15>;
+  for (int g = 0; g < kGroups; ++g) {
+    const D::Weights w0 = D::prepare(load_bytes(weights)), w1 = D::prepare(load_bytes(weights + 64));
+    D dot[kRows];
+    for (int i = 0; i < kReuse; ++i)
+      unroll<4>([&](auto p) {
+        for (int r = 0; r < kRows; ++r) dot[r].add_pair(w0, w1, x[r] + p * 8);
+      });
+    for (int r = 0; r < kRows; ++r) {
+      I32 sum = dot[r].sum();
+      keep(sum);
+    }
+  }
+  return 2.0 * kGroups * kReuse * kRows * kPanel * kGroup;
+}
+
+inline double peak_f32() {
+  constexpr int kRounds = 1 << 16, kChains = kFloatRows;
+  F32 acc[kChains], x = set1(1.0f), y = set1(1e-9f);
+  keep(x);
+  keep(y);
+  for (int c = 0; c < kChains; ++c) acc[c] = zero();
+  for (int i = 0; i < kRounds; ++i)
+    for (int c = 0; c < kChains; ++c) acc[c] = fma(x, y, acc[c]);
+  for (int c = 0; c < kChains; ++c) keep(acc[c]);
+  return 2.0 * kRounds * kChains * kPanel;
+}
+
+}  // namespace twostep::TWOSTEP_ISA

@@ -1,0 +1,189 @@
+// 16 lanes as two AVX2 registers. The same names as in simd_avx512.h and simd_portable.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace twostep::TWOSTEP_ISA {
+
+constexpr int kRows = 4;       // rows of one quantised tile: 8 accumulators, 2 weights, 1 broadcast of 16 registers
+constexpr int kFloatRows = 6;  // rows of one float tile: 12 accumulators, 2 operands, 1 broadcast
+
+struct F32 { __m256 a, b; };
+struct I32 { __m256i a, b; };
+struct Bytes { __m256i a, b; };  // 64 unsigned bytes: 16 outputs x 4 inputs
+
+inline F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline F32 set1(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
+inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F32 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline F32 operator+(F32 x, F32 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F32 operator-(F32 x, F32 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F32 operator*(F32 x, F32 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F32 operator/(F32 x, F32 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F32 fma(F32 x, F32 y, F32 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F32 max(F32 x, F32 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F32 min(F32 x, F32 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline F32 abs(F32 x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+// x where test >= bound, else 0
+inline F32 keep_if_at_least(F32 x, F32 test, F32 bound) {
+  return {_mm256_and_ps(x.a, _mm256_cmp_ps(test.a, bound.a, _CMP_GE_OQ)),
+          _mm256_and_ps(x.b, _mm256_cmp_ps(test.b, bound.b, _CMP_GE_OQ))};
+}
+inline I32 round_to_int(F32 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline F32 to_float(I32 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I32 operator+(I32 x, I32 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I32 subtract(I32 x, int32_t y) {
+  const __m256i v = _mm256_set1_epi32(y);
+  return {_mm256_sub_epi32(x.a, v), _mm256_sub_epi32(x.b, v)};
+}
+// x · 2^n for results in the normal range
+inline F32 times_power_of_two(F32 x, I32 n) {
+  const __m256i bias = _mm256_set1_epi32(127);
+  return x * F32{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.a, bias), 23)),
+                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.b, bias), 23))};
+}
+
+inline F32 load_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+          _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline F32 load_bf16(const uint16_t* p) {
+  const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm256_castsi256_si128(v)), 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm256_extracti128_si256(v, 1)), 16))};
+}
+inline void store_f16(uint16_t* p, F32 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F32 load_u8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+          _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+}
+inline F32 load_i8(const uint8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+}
+inline void store_i8(int8_t* p, I32 x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+inline float horizontal_sum(F32 x) {
+  const __m256 s = _mm256_add_ps(x.a, x.b);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float horizontal_max(F32 x) {
+  const __m256 s = _mm256_max_ps(x.a, x.b);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline int32_t horizontal_sum(I32 x) {
+  const __m256i s = _mm256_add_epi32(x.a, x.b);
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+
+inline __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline Bytes load_bytes(const uint8_t* p) { return {load_256(p), load_256(p + 32)}; }
+inline void store_bytes(uint8_t* p, Bytes x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), x.b);
+}
+inline Bytes operator|(Bytes x, Bytes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline Bytes low_nibbles(Bytes x) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+// bits 2s, 2s+1 of each byte, as bits 4, 5
+template <int kStep>
+inline Bytes crumbs(Bytes x) {
+  constexpr int left = kStep < 2 ? 4 - 2 * kStep : 0, right = kStep > 2 ? 2 * kStep - 4 : 0;
+  const __m256i mask = _mm256_set1_epi8(0x30);
+  return {_mm256_and_si256(_mm256_srli_epi16(_mm256_slli_epi16(x.a, left), right), mask),
+          _mm256_and_si256(_mm256_srli_epi16(_mm256_slli_epi16(x.b, left), right), mask)};
+}
+
+inline __m256i broadcast_4(const int8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return _mm256_set1_epi32(v);
+}
+
+// Dot products of one row with weights 0..kMax of 16 outputs. A pair of steps at a time; sum() ends a group.
+// vpmaddubsw gives 16-bit sums of two products: with 4-bit weights eight of them fit (8·2·15·127 = 30 480), with
+// 6-bit weights two (2·2·63·127 = 32 004), so the widening vpmaddwd is paid that seldom.
+template <int kMax>
+struct Dot;
+
+template <>
+struct Dot<15> {
+  static constexpr bool kTakesZero = false;
+  using Weights = Bytes;
+  static Weights prepare(Bytes w) { return w; }
+  __m256i a = _mm256_setzero_si256(), b = _mm256_setzero_si256();
+  void add(const Weights& w, __m256i x) {
+    a = _mm256_add_epi16(a, _mm256_maddubs_epi16(w.a, x));
+    b = _mm256_add_epi16(b, _mm256_maddubs_epi16(w.b, x));
+  }
+  void add_pair(const Weights& w0, const Weights& w1, const int8_t* x) {
+    add(w0, broadcast_4(x));
+    add(w1, broadcast_4(x + 4));
+  }
+  I32 sum() const {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones)};
+  }
+};
+
+template <>
+struct Dot<63> {
+  static constexpr bool kTakesZero = false;
+  using Weights = Bytes;
+  static Weights prepare(Bytes w) { return w; }
+  I32 total{_mm256_setzero_si256(), _mm256_setzero_si256()};
+  void add_pair(const Weights& w0, const Weights& w1, const int8_t* x) {
+    const __m256i x0 = broadcast_4(x), x1 = broadcast_4(x + 4), ones = _mm256_set1_epi16(1);
+    const __m256i a = _mm256_add_epi16(_mm256_maddubs_epi16(w0.a, x0), _mm256_maddubs_epi16(w1.a, x1));
+    const __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(w0.b, x0), _mm256_maddubs_epi16(w1.b, x1));
+    total = total + I32{_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones)};
+  }
+  I32 sum() const { return total; }
+};
+
+// 8-bit weights would overflow 16 bits as unsigned: |w| times x with w's sign does not (2·128·127 = 32 512).
+template <>
+struct Dot<255> {
+  static constexpr bool kTakesZero = true;  // sums w - 128
+  struct Weights { Bytes size, sign; };
+  static Weights prepare(Bytes w) {
+    const __m256i flip = _mm256_set1_epi8(-128);
+    const Bytes sign{_mm256_xor_si256(w.a, flip), _mm256_xor_si256(w.b, flip)};
+    return {{_mm256_abs_epi8(sign.a), _mm256_abs_epi8(sign.b)}, sign};
+  }
+  I32 total{_mm256_setzero_si256(), _mm256_setzero_si256()};
+  void add(const Weights& w, __m256i x) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i a = _mm256_maddubs_epi16(w.size.a, _mm256_sign_epi8(x, w.sign.a));
+    const __m256i b = _mm256_maddubs_epi16(w.size.b, _mm256_sign_epi8(x, w.sign.b));
+    total = total + I32{_mm256_madd_epi16(a, ones), _mm256_madd_epi16(b, ones)};
+  }
+  void add_pair(const Weights& w0, const Weights& w1, const int8_t* x) {
+    add(w0, broadcast_4(x));
+    add(w1, broadcast_4(x + 4));
+  }
+  I32 sum() const { return total; }
+};
+
+}  // namespace twostep::TWOSTEP_ISA

@@ -1,0 +1,98 @@
+// 16 lanes as one AVX-512 register, 8-bit dot products by VNNI. The same names as in simd_avx2.h and simd_portable.h.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace twostep::TWOSTEP_ISA {
+
+constexpr int kRows = 12;       // rows of one quantised tile: 12 integer and 12 float accumulators, weights, scales
+constexpr int kFloatRows = 12;  // rows of one float tile: enough chains for two FMAs of latency 4 a cycle
+
+struct F32 { __m512 v; };
+struct I32 { __m512i v; };
+struct Bytes { __m512i v; };  // 64 unsigned bytes: 16 outputs x 4 inputs
+
+inline F32 zero() { return {_mm512_setzero_ps()}; }
+inline F32 set1(float x) { return {_mm512_set1_ps(x)}; }
+inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F32 x) { _mm512_storeu_ps(p, x.v); }
+inline F32 operator+(F32 x, F32 y) { return {_mm512_add_ps(x.v, y.v)}; }
+inline F32 operator-(F32 x, F32 y) { return {_mm512_sub_ps(x.v, y.v)}; }
+inline F32 operator*(F32 x, F32 y) { return {_mm512_mul_ps(x.v, y.v)}; }
+inline F32 operator/(F32 x, F32 y) { return {_mm512_div_ps(x.v, y.v)}; }
+inline F32 fma(F32 x, F32 y, F32 z) { return {_mm512_fmadd_ps(x.v, y.v, z.v)}; }
+inline F32 max(F32 x, F32 y) { return {_mm512_max_ps(x.v, y.v)}; }
+inline F32 min(F32 x, F32 y) { return {_mm512_min_ps(x.v, y.v)}; }
+inline F32 abs(F32 x) { return {_mm512_abs_ps(x.v)}; }
+// x where test >= bound, else 0
+inline F32 keep_if_at_least(F32 x, F32 test, F32 bound) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test.v, bound.v, _CMP_GE_OQ), x.v)};
+}
+inline I32 round_to_int(F32 x) { return {_mm512_cvtps_epi32(x.v)}; }
+inline F32 to_float(I32 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+inline I32 operator+(I32 x, I32 y) { return {_mm512_add_epi32(x.v, y.v)}; }
+inline I32 subtract(I32 x, int32_t y) { return {_mm512_sub_epi32(x.v, _mm512_set1_epi32(y))}; }
+// x · 2^n for results in the normal range
+inline F32 times_power_of_two(F32 x, I32 n) {
+  return x * F32{_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n.v, _mm512_set1_epi32(127)), 23))};
+}
+
+inline F32 load_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline F32 load_bf16(const uint16_t* p) {
+  const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16))};
+}
+inline void store_f16(uint16_t* p, F32 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT));
+}
+inline F32 load_u8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline F32 load_i8(const uint8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline void store_i8(int8_t* p, I32 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x.v));
+}
+
+inline float horizontal_sum(F32 x) { return _mm512_reduce_add_ps(x.v); }
+inline float horizontal_max(F32 x) { return _mm512_reduce_max_ps(x.v); }
+inline int32_t horizontal_sum(I32 x) { return _mm512_reduce_add_epi32(x.v); }
+
+inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_bytes(uint8_t* p, Bytes x) { _mm512_storeu_si512(p, x.v); }
+inline Bytes operator|(Bytes x, Bytes y) { return {_mm512_or_si512(x.v, y.v)}; }
+inline Bytes low_nibbles(Bytes x) { return {_mm512_and_si512(x.v, _mm512_set1_epi8(15))}; }
+inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm512_srli_epi16(x.v, 4)}); }
+// bits 2s, 2s+1 of each byte, as bits 4, 5
+template <int kStep>
+inline Bytes crumbs(Bytes x) {
+  constexpr int left = kStep < 2 ? 4 - 2 * kStep : 0, right = kStep > 2 ? 2 * kStep - 4 : 0;
+  return {_mm512_and_si512(_mm512_srli_epi16(_mm512_slli_epi16(x.v, left), right), _mm512_set1_epi8(0x30))};
+}
+
+inline __m512i broadcast_4(const int8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, 4);
+  return _mm512_set1_epi32(v);
+}
+
+// Dot products of one row with weights 0..kMax of 16 outputs: vpdpbusd sums in 32 bits whatever the width.
+template <int kMax>
+struct Dot {
+  static constexpr bool kTakesZero = false;
+  using Weights = Bytes;
+  static Weights prepare(Bytes w) { return w; }
+  __m512i total = _mm512_setzero_si512();
+  void add_pair(const Weights& w0, const Weights& w1, const int8_t* x) {
+    total = _mm512_dpbusd_epi32(total, w0.v, broadcast_4(x));
+    total = _mm512_dpbusd_epi32(total, w1.v, broadcast_4(x + 4));
+  }
+  I32 sum() const { return {total}; }
+};
+
+}  // namespace twostep::TWOSTEP_ISA

@@ -1,0 +1,55 @@
+// A team of threads that runs one function at a time: every member enters it, they meet at barriers, tasks are
+// handed out by a shared counter. Waiting spins briefly, then yields (inside a step) or sleeps (between steps).
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace twostep {
+
+class Team {
+ public:
+  explicit Team(int size);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const { return size_; }
+
+  // Runs body(member) on all members, the caller being member 0; returns when all are done. `body` must not throw.
+  void run(const std::function<void(int)>& body);
+
+  // Inside run(): waits until every member is here. Opens a new set of tasks for share().
+  void barrier();
+
+  // Inside run(): calls f(task) for tasks 0..tasks-1, each on whichever member is free first. At most once between
+  // two barriers, by all members with the same `tasks`; does not wait for the others (barrier() does).
+  template <class F>
+  void share(int tasks, F&& f) {
+    for (int t = next_task(); t < tasks; t = next_task()) f(t);
+  }
+
+ private:
+  int next_task() { return counter_.value.fetch_add(1, std::memory_order_relaxed); }
+  void work(int member);
+  void wait_for_start(uint64_t seen);
+
+  struct alignas(64) Counter { std::atomic<int> value{0}; };
+  struct alignas(64) Gate { std::atomic<uint32_t> value{0}; };
+
+  const int size_;
+  Counter counter_;
+  Gate arrived_, generation_;
+  alignas(64) std::atomic<uint64_t> started_{0};
+  std::atomic<bool> stop_{false};
+  const std::function<void(int)>* body_ = nullptr;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace twostep
