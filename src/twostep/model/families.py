@@ -12,7 +12,7 @@ FAMILIES: Mapping[str, Kin] = MappingProxyType({kin.family: kin for kin in (LLAM
 
 
 def load_network(file: GgufFile) -> Network:
-    """The network of `file`, by its `general.architecture`. Raises `ModelFileError` if any part of it is unsupported."""
+    """The network of `file`, by its `general.architecture`. Raises `ModelFileError` if part of it is unsupported."""
     family = file.metadata.text("general.architecture")
     if family not in FAMILIES:
         supported = ", ".join(FAMILIES)

@@ -1,0 +1,129 @@
+"""Text to token ids and back, for byte-level BPE: the vocabulary from a weight file, the merging by `tokenizers`."""
+
+from collections.abc import Iterable
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Merger
+from tokenizers.models import BPE
+
+from twostep.errors import TwostepError
+from twostep.model.metadata import Metadata
+from twostep.model.pretokenizers import CUTS
+from twostep.model.vocabulary import Vocabulary, read_vocabulary
+
+
+class Tokenizer:
+    """One model's tokens. Safe to use from several threads."""
+
+    def __init__(self, vocabulary: Vocabulary, bpe: BPE, pre: str) -> None:
+        self.vocabulary = vocabulary
+        self._special = {**vocabulary.control, **vocabulary.user_defined}
+        self._plain = _merger(bpe, pre, [])
+        self._marked = _merger(bpe, pre, self._special.values())
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.vocabulary.tokens)
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.vocabulary.bos_id
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """All ids that end an answer."""
+        return self.vocabulary.eos_ids
+
+    def encode(self, text: str, *, special: bool, add_bos: bool | None = None) -> list[int]:
+        """Token ids of `text`.
+
+        With `special`, the text of a control or user-defined token is that token (a rendered chat template); without,
+        it is ordinary text (whatever a user wrote). `add_bos` None does what the file says. Bytes that the vocabulary
+        lacks leave no token, as when the model was trained (SmolLM2: some control characters).
+        Raises `TwostepError` for text that is not Unicode (a lone surrogate), or if the model has no BOS to add.
+        """
+        _check_unicode(text)
+        merger = self._marked if special else self._plain
+        return [*self._bos(add_bos), *merger.encode(text, add_special_tokens=False).ids]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
+        return b"".join(self.token_bytes(id_, skip_special=skip_special) for id_ in ids).decode(errors="replace")
+
+    def token_bytes(self, id_: int, *, skip_special: bool = False) -> bytes:
+        """The bytes a token stands for, perhaps part of a character. Raises `ValueError` for an unknown id."""
+        if not 0 <= id_ < self.vocab_size:
+            raise ValueError(f"token id {id_} is outside the vocabulary of {self.vocab_size}")
+        if id_ in self._special:
+            return b"" if skip_special and id_ in self.vocabulary.control else self._special[id_].encode()
+        token = self.vocabulary.tokens[id_]
+        try:
+            return bytes([_BYTE_OF[character] for character in token])
+        except KeyError:  # a token that was never written in the byte alphabet
+            return token.encode()
+
+    def _bos(self, add_bos: bool | None) -> list[int]:
+        if not (self.vocabulary.adds_bos if add_bos is None else add_bos):
+            return []
+        if self.bos_id is None:
+            raise TwostepError("the model has no beginning-of-sequence token to add")
+        return [self.bos_id]
+
+
+def load_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The tokenizer of a file. Raises `ModelFileError` if it is missing, damaged or of an unsupported kind."""
+    model = metadata.text("tokenizer.ggml.model")
+    if model != "gpt2":
+        raise metadata.error("tokenizer.ggml.model", f"is {model[:60]!r}; supported: 'gpt2' (byte-level BPE)")
+    pre = metadata.text("tokenizer.ggml.pre")
+    if pre not in CUTS:
+        raise metadata.error("tokenizer.ggml.pre", f"is {pre[:60]!r}; supported: {', '.join(CUTS)}")
+    vocabulary = read_vocabulary(metadata)
+    return Tokenizer(vocabulary, _bpe(metadata, vocabulary.tokens), pre)
+
+
+def _bpe(metadata: Metadata, tokens: list[str]) -> BPE:
+    ids = {token: id_ for id_, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        twice = next(token for id_, token in enumerate(tokens) if ids[token] != id_)
+        raise metadata.error("tokenizer.ggml.tokens", f"has token {twice[:60]!r} twice")
+    key = "tokenizer.ggml.merges"
+    merges = [_pair(metadata, key, merge) for merge in metadata.strings(key).decoded()]
+    try:
+        return BPE(ids, merges)
+    except Exception as error:  # the library raises no narrower type
+        raise metadata.error(key, f"cannot be used: {error}") from None
+
+
+def _pair(metadata: Metadata, key: str, merge: str) -> tuple[str, str]:
+    left, space, right = merge.partition(" ")
+    if not space:
+        raise metadata.error(key, f"has {merge[:60]!r}, which is not two tokens")
+    return left, right
+
+
+def _merger(bpe: BPE, pre: str, special: Iterable[str]) -> Merger:
+    """`bpe` is shared, not copied: a second merger costs only its special tokens."""
+    merger = Merger(bpe)
+    normalizer, merger.pre_tokenizer = CUTS[pre]()
+    if normalizer is not None:
+        merger.normalizer = normalizer
+    merger.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    return merger
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TwostepError(f"the text is not Unicode: {error.reason}, at character {error.start}") from None
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's stand-ins for bytes: printable Latin-1 characters are themselves, the others follow from U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
