@@ -1,4 +1,4 @@
-"""Says what this machine lacks to build Twostep, a line each, before a compiler does in a hundred. Exit code 1 if so."""
+"""Says what this machine lacks to build Twostep, a line each, before a compiler does in many. Exit code 1 if so."""
 
 import os
 import shutil

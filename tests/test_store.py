@@ -349,7 +349,7 @@ def test_an_unknown_name_gets_the_known_ones(folder: Path) -> None:
     with pytest.raises(FetchError) as caught:
         resolve("smolm2", quiet())
     assert str(caught.value) == (
-        "unknown model 'smolm2'; known: smollm2-135m, mine, or the path of a .gguf file; did you mean smollm2-135m?"
+        "unknown model 'smolm2'; known: smollm2-135m, mine; or give the path of a .gguf file; did you mean smollm2-135m?"
     )
 
 

@@ -22,13 +22,13 @@ def resolve(model: str, progress: Progress) -> Path:
         return _file(Path(model))
     if (cached := cache_folder() / f"{model}.gguf").is_file():
         return cached
-    raise unknown(model, [*CATALOGUE, *(path.stem for path in cached_files())])
+    raise _unknown(model, [*CATALOGUE, *(path.stem for path in cached_files())], "; or give the path of a .gguf file")
 
 
 def entry_named(name: str) -> Entry:
     """Raises `FetchError` that lists what can be fetched."""
     if name not in CATALOGUE:
-        raise unknown(name, list(CATALOGUE))
+        raise _unknown(name, list(CATALOGUE))
     return CATALOGUE[name]
 
 
@@ -40,8 +40,8 @@ def _file(path: Path) -> Path:
     return path
 
 
-def unknown(model: str, known: list[str]) -> FetchError:
-    """The error for a name that is none of `known`; suggests those that look alike."""
+def _unknown(model: str, known: list[str], otherwise: str = "") -> FetchError:
+    """Suggests those of the known names that look alike."""
     near = get_close_matches(model, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return FetchError(f"unknown model {model!r}; known: {', '.join(known)}, or the path of a .gguf file{hint}")
+    return FetchError(f"unknown model {model!r}; known: {', '.join(known)}{otherwise}{hint}")

@@ -1,0 +1,109 @@
+"""`twostep generate PROMPT`: one answer, streamed to standard output."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from twostep.cli.request import DEFAULT_MAX_TOKENS, answer_limit, check_options, encode, read_prompt
+from twostep.cli.statistics import Statistics
+from twostep.cli.subcommands import Subcommands
+from twostep.store.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from twostep.kernels.sampling import SamplingParams
+    from twostep.kernels.step import Executor
+    from twostep.model.network import Network
+
+
+def add_to(commands: Subcommands) -> None:
+    parser = commands.add_parser("generate", help="stream an answer to a prompt")
+    parser.add_argument("prompt", metavar="PROMPT", help="what to answer; - reads it from standard input")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a name or a .gguf file (default: %(default)s)")
+    parser.add_argument("--system", metavar="TEXT", help="system message, before the prompt")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help=f"longest answer (default: {DEFAULT_MAX_TOKENS}, or what fits)"
+    )
+    _add_sampling(parser.add_argument_group("choice of tokens"))
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
+    parser.add_argument("--executor", choices=("native", "reference"), default="native", help="reference: numpy, slow")
+    parser.add_argument("--stats", action="store_true", help="say on standard error where the time went")
+    parser.set_defaults(run=run)
+
+
+def _add_sampling(group: "argparse._ArgumentGroup") -> None:
+    """Names as in `SamplingParams`, which checks the ranges."""
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token")
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0: off)")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only tokens that reach P together")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="only P times as likely as the likeliest")
+    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1 repeats less")
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="-2 to 2, for tokens used once")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="-2 to 2, for each use")
+    group.add_argument("--seed", type=int, metavar="N", help="same seed, same answer (default: random)")
+
+
+def run(options: argparse.Namespace) -> None:
+    check_options(options)
+    prompt = read_prompt(options)
+    statistics = Statistics()
+    for text in _answer(options, prompt, statistics):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    print()
+    if options.stats:
+        print(statistics.report(), file=sys.stderr)
+
+
+def _answer(options: argparse.Namespace, prompt: str, statistics: Statistics) -> Iterator[str]:
+    """Checks all that can be checked before it loads anything."""
+    from twostep.engine.simple import chooser, generate
+    from twostep.model.detokenizer import IncrementalDetokenizer
+    from twostep.model.loaded import open_model
+    from twostep.store.progress import Progress
+    from twostep.store.resolve import resolve
+
+    params = _sampling_params(options)
+    path = resolve(options.model, Progress())
+    started = perf_counter()
+    model = open_model(path)
+    tokens = encode(model, prompt, options)
+    max_tokens = answer_limit(len(tokens), options.max_tokens, model.network.shape.context)
+    executor = _executor(options, model.network, len(tokens) + max_tokens)
+    choose = chooser(params, tokens, model.network.shape.vocab)
+    statistics.loaded(perf_counter() - started, len(tokens))
+    detokenizer = IncrementalDetokenizer(model.tokenizer)
+    for token in generate(executor, tokens, max_tokens, model.tokenizer.eos_ids, choose):
+        statistics.token()
+        yield detokenizer.push(token)
+    yield detokenizer.flush()
+
+
+def _sampling_params(options: argparse.Namespace) -> "SamplingParams":
+    from twostep.kernels.sampling import SamplingParams
+
+    return SamplingParams(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        seed=options.seed,
+    ).seeded()
+
+
+def _executor(options: argparse.Namespace, network: "Network", tokens: int) -> "Executor":
+    """An executor whose KV cache holds that many tokens of one request."""
+    from twostep.engine.simple import blocks_for
+
+    if options.executor == "reference":
+        from twostep.kernels.reference import ReferenceExecutor
+
+        return ReferenceExecutor(network, kv_blocks=blocks_for(tokens))
+    from twostep.kernels.native import NativeExecutor
+
+    return NativeExecutor(network, kv_blocks=blocks_for(tokens), threads=options.threads)

@@ -1,0 +1,68 @@
+"""The entry point: picks the command, turns each expected end into an exit code and at most one line on stderr."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from twostep.cli import generate, inspect, models, pull
+from twostep.errors import TwostepError
+
+COMMANDS = (generate, models, pull, inspect)
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+"""130 and 141 are what a shell reports for a program that SIGINT or SIGPIPE ended."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        """Abbreviated options would change their meaning when a new one is added."""
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """One line, without the usage that argparse prints first."""
+        self.exit(EXIT_USAGE, f"twostep: {message} (see {self.prog} --help)\n")
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked: reading package metadata takes longer than all the rest of `--help`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        parser.exit(0, f"twostep {version('twostep')}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code. `arguments` without the program's name; None: the process's."""
+    try:
+        options = _parser().parse_args(arguments)
+        options.run(options)
+        sys.stdout.flush()
+    except TwostepError as error:
+        print(f"twostep: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except MemoryError:
+        print("twostep: out of memory", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return EXIT_BROKEN_PIPE
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="twostep", description="Serve, explain and foretell large language models on this machine.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_to(commands)
+    return parser
+
+
+def _forget_stdout() -> None:
+    """The reader has gone: without this the interpreter would complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,70 @@
+"""From what the command line says to what an executor is asked: the prompt's tokens and how long the answer may be."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from twostep.errors import InvalidParameterError
+
+if TYPE_CHECKING:
+    from twostep.model.loaded import LoadedModel
+
+DEFAULT_MAX_TOKENS = 512
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """What needs no model to be seen. Raises `InvalidParameterError`."""
+    if options.raw and options.system is not None:
+        raise InvalidParameterError("--system needs the chat template, which --raw leaves out: give one of the two")
+    if options.threads is not None and options.executor != "native":
+        raise InvalidParameterError("--threads is for the native executor; the reference follows numpy")
+    for name, value in (("--max-tokens", options.max_tokens), ("--threads", options.threads)):
+        if value is not None and value < 1:
+            raise InvalidParameterError(f"{name} is {value}; it has to be at least 1")
+
+
+def read_prompt(options: argparse.Namespace) -> str:
+    """The prompt's text. Raises `InvalidParameterError` if it is empty or not UTF-8."""
+    given = sys.stdin.buffer.read() if options.prompt == "-" else options.prompt.encode(errors="surrogateescape")
+    try:
+        prompt = given.decode()
+    except UnicodeDecodeError as error:
+        byte = f"byte {error.start} is {given[error.start]:#04x}"
+        raise InvalidParameterError(f"the prompt is not UTF-8: {byte}") from None
+    if not prompt.strip():
+        raise InvalidParameterError("the prompt is empty")
+    return prompt
+
+
+def encode(model: "LoadedModel", prompt: str, options: argparse.Namespace) -> list[int]:
+    """The prompt's tokens. The chat template writes the beginning-of-sequence token itself, if there is one.
+
+    Raises `InvalidParameterError` if there are none: the vocabulary may lack what few characters there are.
+    """
+    if options.raw:
+        tokens = model.tokenizer.encode(prompt, special=True)
+    else:
+        tokens = model.tokenizer.encode(_conversation(model, prompt, options.system), special=True, add_bos=False)
+    if not tokens:
+        raise InvalidParameterError("the prompt has nothing that this model's vocabulary knows")
+    return tokens
+
+
+def _conversation(model: "LoadedModel", prompt: str, system: str | None) -> str:
+    messages = [{"role": "user", "content": prompt}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return model.template.render(messages, add_generation_prompt=True)
+
+
+def answer_limit(prompt_tokens: int, asked: int | None, context: int) -> int:
+    """How many tokens the answer may have. Raises `InvalidParameterError` if prompt and answer exceed the context."""
+    if prompt_tokens >= context:
+        raise InvalidParameterError(f"the prompt has {prompt_tokens} tokens, the model's context only {context}")
+    room = context - prompt_tokens
+    if asked is None:
+        return min(DEFAULT_MAX_TOKENS, room)
+    if asked > room:
+        left = f"context of {context} tokens, {prompt_tokens} of them the prompt's"
+        raise InvalidParameterError(f"--max-tokens is {asked}; at most {room} fit: {left}")
+    return asked

@@ -1,0 +1,1 @@
+"""Runs: executors, KV memory and sampling behind the loop that serves requests."""
