@@ -133,7 +133,11 @@ class Metadata(Mapping[str, Value]):
 
     def error(self, key: str, problem: str) -> ModelFileError:
         """The error to raise about `key`, naming the file."""
-        return ModelFileError(f"{self._path}: key {key!r} {problem}")
+        return ModelFileError(f"{self.where(key)} {problem}")
+
+    def where(self, key: str) -> str:
+        """How errors name `key`."""
+        return f"{self._path}: key {key!r}"
 
     def _required(self, key: str, default: Value | None) -> Value:
         value = self._values.get(key, default)

@@ -1,0 +1,127 @@
+"""Chat templates: messages to the text of a prompt, rendered in a process of its own (see `template_worker`)."""
+
+import json
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from twostep.errors import ModelFileError, TwostepError
+from twostep.model.metadata import Metadata
+
+TEMPLATE_KEY = "tokenizer.chat_template"
+MAX_SOURCE_CHARACTERS = 1 << 19
+LIMITS = {"cpu_s": 2, "memory_bytes": 512 << 20, "text_characters": 8 << 20}
+"""What one rendering may use; real templates need a few milliseconds."""
+
+_WORKER = Path(__file__).with_name("template_worker.py")
+
+
+class ChatTemplate:
+    """One template and the process that renders it. Safe to use from several threads; they take turns.
+
+    The process starts with the object and gets ready, in a tenth of a second, while the caller goes on. It ends with
+    `close`, with the object, or with the caller's process. After a rendering that broke a limit a fresh one takes its place.
+    """
+
+    def __init__(self, source: str, where: str, variables: Mapping[str, str] | None = None) -> None:
+        """`where` names the template in errors; `variables`, such as `bos_token`, are there in every rendering."""
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise ModelFileError(f"{where} has {len(source)} characters; supported: up to {MAX_SOURCE_CHARACTERS}")
+        self._source = source
+        self._where = where
+        self._variables = dict(variables or {})
+        self._lock = Lock()
+        self._worker = _Worker(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **extra: Any,
+    ) -> str:
+        """The prompt. Messages, tools and `extra` variables must be what JSON can express.
+
+        Raises `TwostepError` if the template refuses the messages (roles out of order, say), `ModelFileError` if it is
+        faulty or uses more than `LIMITS`.
+        """
+        fixed = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        request = json.dumps({**self._variables, **extra, **fixed})
+        with self._lock:
+            reply = self._worker.ask(request)
+            if "death" in reply:
+                self._worker = _Worker(self._source)
+        return self._text(reply)
+
+    def close(self) -> None:
+        """Ends the process. The template can no longer be used."""
+        self._worker.close()
+
+    def _text(self, reply: Mapping[str, Any]) -> str:
+        if "text" in reply:
+            return str(reply["text"])
+        error = " ".join(str(reply.get("error", reply.get("death"))).split())
+        if reply.get("refusal"):
+            raise TwostepError(f"the chat template refuses the messages: {error}")
+        raise ModelFileError(f"{self._where}: {error}")
+
+
+class _Worker:
+    """The process: answers as in `template_worker`, or `{"death": why}`."""
+
+    def __init__(self, source: str) -> None:
+        # -P: the worker's folder stays out of its import path, where files of ours could hide modules.
+        command = [sys.executable, "-P", str(_WORKER)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.close = weakref.finalize(self, _end, self._process)
+        self._send(json.dumps({"source": source, **LIMITS}))
+
+    def ask(self, request: str) -> dict[str, Any]:
+        self._send(request)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            return {"death": self._verdict()}
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # a dead process is noticed when it does not answer
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _verdict(self) -> str:
+        code = self._process.wait()
+        if code == -signal.SIGXCPU:
+            return f"takes more than {LIMITS['cpu_s']} s to render"
+        return f"ended the process that renders it (exit status {code})"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.communicate()
+
+
+def load_template(metadata: Metadata) -> ChatTemplate:
+    """The template of a file. Raises `ModelFileError` if it has none."""
+    if TEMPLATE_KEY not in metadata:
+        raise metadata.error(TEMPLATE_KEY, "is missing: the model has no chat template, it can only continue raw text")
+    return ChatTemplate(metadata.text(TEMPLATE_KEY), metadata.where(TEMPLATE_KEY), _marks(metadata))
+
+
+def _marks(metadata: Metadata) -> dict[str, str]:
+    """`bos_token` and its like, by the ids that the file names."""
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    marks = {}
+    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
+        id_ = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(id_, int) and 0 <= id_ < len(tokens):
+            marks[name] = tokens[id_]
+    return marks
