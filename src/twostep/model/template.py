@@ -26,7 +26,7 @@ class ChatTemplate:
     """One template and the process that renders it. Safe to use from several threads; they take turns.
 
     The process starts with the object and gets ready, in a tenth of a second, while the caller goes on. It ends with
-    `close`, with the object, or with the caller's process. After a rendering that broke a limit a fresh one takes its place.
+    `close`, with the object, or with the caller's process; one that broke a limit is replaced.
     """
 
     def __init__(self, source: str, where: str, variables: Mapping[str, str] | None = None) -> None:

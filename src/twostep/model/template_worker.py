@@ -1,10 +1,10 @@
 """The process that renders one chat template, apart from the server so that the system can bound it.
 
-A template is a program that came with a download. Jinja2's sandbox keeps it from files and objects, but one line of it
-can ask for years of time or all memory, and nothing inside an interpreter can stop that reliably. So it runs here, where
-the kernel limits processor time and memory, and dies alone.
+A template is a program that came with a download. Jinja2's sandbox keeps it from files and objects, but one line of
+it can ask for years of time or all memory, and nothing inside an interpreter can stop that reliably. So it runs here,
+where the kernel limits processor time and memory, and dies alone.
 
-Speaks JSON lines. The first line it reads holds `source` and the limits, each later one the variables of a rendering. To
+Speaks JSON lines. The first it reads holds `source` and the limits, each later one the variables of a rendering. To
 each of these it answers `{"text": ...}`, or `{"error": ..., "refusal": true if the template raised it itself}`.
 Run as a file and free of imports from Twostep: it must start quickly.
 """

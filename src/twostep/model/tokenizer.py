@@ -72,14 +72,20 @@ class Tokenizer:
 
 def load_tokenizer(metadata: Metadata) -> Tokenizer:
     """The tokenizer of a file. Raises `ModelFileError` if it is missing, damaged or of an unsupported kind."""
+    pre = supported_pre(metadata)
+    vocabulary = read_vocabulary(metadata)
+    return Tokenizer(vocabulary, _bpe(metadata, vocabulary.tokens), pre)
+
+
+def supported_pre(metadata: Metadata) -> str:
+    """The name of the pre-tokenizer. Raises `ModelFileError` if it or the kind of tokenizer is not supported."""
     model = metadata.text("tokenizer.ggml.model")
     if model != "gpt2":
         raise metadata.error("tokenizer.ggml.model", f"is {model[:60]!r}; supported: 'gpt2' (byte-level BPE)")
     pre = metadata.text("tokenizer.ggml.pre")
     if pre not in CUTS:
         raise metadata.error("tokenizer.ggml.pre", f"is {pre[:60]!r}; supported: {', '.join(CUTS)}")
-    vocabulary = read_vocabulary(metadata)
-    return Tokenizer(vocabulary, _bpe(metadata, vocabulary.tokens), pre)
+    return pre
 
 
 def _bpe(metadata: Metadata, tokens: list[str]) -> BPE:
