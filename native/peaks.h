@@ -22,13 +22,13 @@ inline double peak_int8() {
     const D::Weights w0 = D::prepare(load_bytes(weights)), w1 = D::prepare(load_bytes(weights + 64));
     D dot[kRows];
     for (int i = 0; i < kReuse; ++i)
-      unroll<4>([&](auto p) {
-        for (int r = 0; r < kRows; ++r) dot[r].add_pair(w0, w1, x[r] + p * 8);
+      unroll<4>([&](auto p) TWOSTEP_INLINE {
+        unroll<kRows>([&](auto r) TWOSTEP_INLINE { dot[r].add(w0, w1, x[r] + p * 8); });
       });
-    for (int r = 0; r < kRows; ++r) {
+    unroll<kRows>([&](auto r) TWOSTEP_INLINE {
       I32 sum = dot[r].sum();
       keep(sum);
-    }
+    });
   }
   return 2.0 * kGroups * kReuse * kRows * kPanel * kGroup;
 }
@@ -40,8 +40,8 @@ inline double peak_f32() {
   keep(y);
   for (int c = 0; c < kChains; ++c) acc[c] = zero();
   for (int i = 0; i < kRounds; ++i)
-    for (int c = 0; c < kChains; ++c) acc[c] = fma(x, y, acc[c]);
-  for (int c = 0; c < kChains; ++c) keep(acc[c]);
+    unroll<kChains>([&](auto c) TWOSTEP_INLINE { acc[c] = fma(x, y, acc[c]); });
+  unroll<kChains>([&](auto c) TWOSTEP_INLINE { keep(acc[c]); });
   return 2.0 * kRounds * kChains * kPanel;
 }
 

@@ -81,14 +81,19 @@ inline __m512i broadcast_4(const int8_t* p) {
   return _mm512_set1_epi32(v);
 }
 
-// Dot products of one row with weights 0..kMax of 16 outputs: vpdpbusd sums in 32 bits whatever the width.
+// Dot products of one row with weights 0..kMax of 16 outputs, two steps at a time: start(), add() .., sum(). vpdpbusd sums
+// in 32 bits whatever the width.
 template <int kMax>
 struct Dot {
   static constexpr bool kTakesZero = false;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
-  __m512i total = _mm512_setzero_si512();
-  void add_pair(const Weights& w0, const Weights& w1, const int8_t* x) {
+  __m512i total;
+  void start(const Weights& w0, const Weights& w1, const int8_t* x) {
+    total = _mm512_setzero_si512();
+    add(w0, w1, x);
+  }
+  void add(const Weights& w0, const Weights& w1, const int8_t* x) {
     total = _mm512_dpbusd_epi32(total, w0.v, broadcast_4(x));
     total = _mm512_dpbusd_epi32(total, w1.v, broadcast_4(x + 4));
   }

@@ -115,14 +115,30 @@ inline Bytes high_nibbles(Bytes x) { return {x.v >> 4}; }
 template <int kStep>
 inline Bytes crumbs(Bytes x) { return {(x.v >> (2 * kStep) & 3) << 4}; }
 
-// Dot products of one row with weights 0..kMax of 16 outputs, in plain integers that the compiler vectorises.
+// Dot products of one row with weights 0..kMax of 16 outputs, in plain integers that the compiler vectorises: start(),
+// add() .., sum().
 template <int kMax>
 struct Dot {
   static constexpr bool kTakesZero = false;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
-  int32_t total[kPanel] = {};
-  void add(const Weights& w, const int8_t* x) {
+  int32_t total[kPanel];
+  void start(const Weights& w0, const Weights& w1, const int8_t* x) {
+    for (int c = 0; c < kPanel; ++c) total[c] = 0;
+    add(w0, w1, x);
+  }
+  void add(const Weights& w0, const Weights& w1, const int8_t* x) {
+    add_step(w0, x);
+    add_step(w1, x + 4);
+  }
+  I32 sum() const {
+    I32 out;
+    std::memcpy(&out.v, total, 64);
+    return out;
+  }
+
+ private:
+  void add_step(const Weights& w, const int8_t* x) {
     uint8_t weights[64];
     store_bytes(weights, w);
     for (int c = 0; c < kPanel; ++c) {
@@ -130,15 +146,6 @@ struct Dot {
       for (int i = 0; i < 4; ++i) sum += int32_t(weights[4 * c + i]) * x[i];
       total[c] += sum;
     }
-  }
-  void add_pair(const Weights& w0, const Weights& w1, const int8_t* x) {
-    add(w0, x);
-    add(w1, x + 4);
-  }
-  I32 sum() const {
-    I32 out;
-    std::memcpy(&out.v, total, 64);
-    return out;
   }
 };
 
