@@ -4,17 +4,24 @@ import os
 import shutil
 import sys
 import sysconfig
+from importlib.util import find_spec
 
 OLDEST = (3, 11)
-COMPILERS = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
 
-lacks = []
-if sys.version_info < OLDEST:
-    lacks.append("Python {}.{} or newer, this is {}: set PYTHON=...".format(*OLDEST, sys.version.split()[0]))
-if not any(shutil.which(compiler) for compiler in COMPILERS if compiler):
-    lacks.append("a C++17 compiler (Debian: apt install g++)")
-if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
-    lacks.append("Python's C headers (Debian: apt install python3-dev)")
+
+def lacking():
+    """Runs on any Python 3, so that an old one is named too."""
+    if sys.version_info < OLDEST:
+        yield "Python {}.{} or newer, this is {}: set PYTHON=...".format(*OLDEST, sys.version.split()[0])
+    if not any(map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))):
+        yield "a C++17 compiler (Debian: apt install g++)"
+    if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
+        yield "Python's C headers (Debian: apt install python3-dev)"
+    if not (find_spec("ensurepip") or find_spec("virtualenv")):
+        yield "Python's venv with pip (Debian: apt install python3-venv)"
+
+
+lacks = list(lacking())
 for lack in lacks:
-    print(f"twostep needs {lack}", file=sys.stderr)
+    print("twostep needs " + lack, file=sys.stderr)
 sys.exit(bool(lacks))

@@ -44,17 +44,18 @@ def encode(model: "LoadedModel", prompt: str, options: argparse.Namespace) -> li
     if options.raw:
         tokens = model.tokenizer.encode(prompt, special=True)
     else:
-        tokens = model.tokenizer.encode(_conversation(model, prompt, options.system), special=True, add_bos=False)
+        template = model.template  # its process starts here and works while the tokenizer loads
+        tokenizer = model.tokenizer
+        conversation = template.render(_messages(prompt, options.system), add_generation_prompt=True)
+        tokens = tokenizer.encode(conversation, special=True, add_bos=False)
     if not tokens:
         raise InvalidParameterError("the prompt has nothing that this model's vocabulary knows")
     return tokens
 
 
-def _conversation(model: "LoadedModel", prompt: str, system: str | None) -> str:
-    messages = [{"role": "user", "content": prompt}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return model.template.render(messages, add_generation_prompt=True)
+def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
+    question = {"role": "user", "content": prompt}
+    return [question] if system is None else [{"role": "system", "content": system}, question]
 
 
 def answer_limit(prompt_tokens: int, asked: int | None, context: int) -> int:
