@@ -34,28 +34,41 @@ float value_at(int64_t order) {
   return value;
 }
 
-// A floor, the tally of the tokens at or above it, and of those above it.
-struct Floor {
-  float value;
+// Two floors, of which the lower one keeps enough tokens and the higher one does not, and the tallies that say so.
+struct Bracket {
+  float low, high;
   Tally kept, above;
 
-  int ties() const { return kept.count - above.count; }
+  int between() const { return kept.count - above.count; }
 };
 
-// The highest floor in [low, high] whose tally is enough; that at `low` has to be. At most 32 measurements, and fewer
-// where a single token decides: then the floor may lie below the token's logit, with nothing else between them.
+// Bisects until the floors are neighbours, or a single token lies between them. At most 32 measurements.
 template <class Measure, class Enough>
-Floor highest_floor(float low, float high, Measure measure, Enough enough) {
-  int64_t good = order_of(low), bad = order_of(high) + 1;
-  Floor floor{low, measure(low), {0, 0}};
-  while (bad - good > 1 && floor.ties() > 1) {
-    const int64_t middle = good + (bad - good) / 2;
+Bracket narrow(Bracket bracket, Measure measure, Enough enough) {
+  int64_t low = order_of(bracket.low), high = order_of(bracket.high);
+  while (high - low > 1 && bracket.between() > 1) {
+    const int64_t middle = low + (high - low) / 2;
     const Tally tally = measure(value_at(middle));
-    (enough(tally) ? good : bad) = middle;
-    (enough(tally) ? floor.kept : floor.above) = tally;
+    (enough(tally) ? low : high) = middle;
+    (enough(tally) ? bracket.kept : bracket.above) = tally;
   }
-  floor.value = value_at(good);
-  return floor;
+  bracket.low = value_at(low);
+  bracket.high = value_at(high);
+  return bracket;
+}
+
+// Descends from the high floor by doubling steps until enough is kept: high floors are cheap to measure.
+template <class Measure, class Enough>
+Bracket descend(Bracket bracket, double step, Measure measure, Enough enough) {
+  const double top = bracket.high;
+  for (; top - step > bracket.low; step *= 2) {
+    const float floor = static_cast<float>(top - step);
+    const Tally tally = measure(floor);
+    (enough(tally) ? bracket.low : bracket.high) = floor;
+    (enough(tally) ? bracket.kept : bracket.above) = tally;
+    if (enough(tally)) break;
+  }
+  return bracket;
 }
 
 }  // namespace
@@ -79,6 +92,7 @@ RowSampler::RowSampler(int vocab)
       logit_(static_cast<size_t>(scan::blocks_of(vocab)) * kBlock),
       weight_(logit_.size()),
       highest_(scan::blocks_of(vocab)),
+      ordered_(highest_.size()),
       occurrences_(vocab),
       row_{logit_.data(), weight_.data(), highest_.data(), scan::blocks_of(vocab)} {}
 
@@ -195,7 +209,7 @@ float RowSampler::weigh_candidates(const SamplingParams& params) {
   scan::weigh(row_, greatest_, static_cast<float>(inverse), cut.floor);
   drop_excess(cut);
   if (params.top_p < 1) {
-    cut = cut_to_top_p(params.top_p, cut.floor);
+    cut = cut_to_top_p(params.top_p, params.temperature, cut.floor);
     drop_excess(cut);
   }
   if (params.min_p > 0) scan::trim(row_, cut.floor, params.min_p);
@@ -225,22 +239,33 @@ int RowSampler::pick_within(int block, double target, float floor) const {
   return token;
 }
 
-RowSampler::Cut RowSampler::cut_to_top_k(int64_t k) const {
+RowSampler::Cut RowSampler::cut_to_top_k(int64_t k) {
   if (k == 0 || k >= vocab_ || scan::count_from(row_, kLowest) <= k) return {kLowest, 0};
   const auto count = [&](float floor) { return Tally{scan::count_from(row_, floor), 0}; };
   const auto enough = [&](const Tally& tally) { return tally.count >= k; };
-  const Floor floor = highest_floor(kLowest, greatest_, count, enough);
-  return {floor.value, floor.kept.count - static_cast<int>(k)};
+  const float low = floor_of_top_k(k);
+  const Bracket found = narrow({low, std::nextafter(greatest_, kInfinity), count(low), {0, 0}}, count, enough);
+  return {found.low, found.kept.count - static_cast<int>(k)};
 }
 
-RowSampler::Cut RowSampler::cut_to_top_p(double p, float floor) const {
-  const double target = std::max(p * scan::tally_from(row_, floor).mass, DBL_MIN);
+// A floor that keeps at least k tokens, if there are so many: the k-th greatest of the blocks' maxima.
+float RowSampler::floor_of_top_k(int64_t k) {
+  if (k > row_.blocks) return kLowest;
+  ordered_ = highest_;
+  std::nth_element(ordered_.begin(), ordered_.begin() + (k - 1), ordered_.end(), std::greater<float>());
+  return std::max(ordered_[k - 1], kLowest);
+}
+
+RowSampler::Cut RowSampler::cut_to_top_p(double p, double temperature, float floor) const {
+  const Tally all = scan::tally_from(row_, floor);
+  const double target = std::max(p * all.mass, DBL_MIN);
   const auto tally = [&](float at) { return scan::tally_from(row_, at); };
   const auto enough = [&](const Tally& tally) { return tally.mass >= target; };
-  const Floor found = highest_floor(floor, greatest_, tally, enough);
-  const double each = (found.kept.mass - found.above.mass) / found.ties();
+  const Bracket wide{floor, std::nextafter(greatest_, kInfinity), all, {0, 0}};
+  const Bracket found = narrow(descend(wide, temperature, tally, enough), tally, enough);
+  const double each = (found.kept.mass - found.above.mass) / found.between();
   const double needed = std::ceil((target - found.above.mass) / each);
-  return {found.value, found.ties() - static_cast<int>(std::clamp<double>(needed, 1, found.ties()))};
+  return {found.low, found.between() - static_cast<int>(std::clamp<double>(needed, 1, found.between()))};
 }
 
 void RowSampler::drop_excess(const Cut& cut) {
@@ -263,9 +288,10 @@ void RowSampler::visit_from(float floor, F f) const {
   }
 }
 
+// The one call whose last bit may differ between C libraries; no choice of a token depends on it.
 double RowSampler::log_of_sum() const { return greatest_ + std::log(scan::sum_of_exp(row_, greatest_)); }
 
-void RowSampler::report_alternatives(int wanted, double log_sum, Sampled& result) const {
+void RowSampler::report_alternatives(int wanted, double log_sum, Sampled& result) {
   if (wanted == 0) return;
   const float floor = cut_to_top_k(wanted).floor;
   int& n = result.alternatives;

@@ -55,7 +55,7 @@ struct Tokens {
 
 // One row's request in this step. Pointers are borrowed for the call.
 struct SampleRow {
-  const SamplingParams* params;
+  const SamplingParams* params = nullptr;
   uint32_t choice = 0;             // which of the request's n choices
   uint64_t position = 0;           // of the token to be sampled
   Tokens prompt, output;           // read only if params->reads_history()
@@ -110,17 +110,19 @@ class RowSampler {
   float weigh_candidates(const SamplingParams& params);
   int pick(double target, float floor) const;
   int pick_within(int block, double target, float floor) const;
-  Cut cut_to_top_k(int64_t k) const;
-  Cut cut_to_top_p(double p, float floor) const;
+  Cut cut_to_top_k(int64_t k);
+  float floor_of_top_k(int64_t k);
+  Cut cut_to_top_p(double p, double temperature, float floor) const;
   void drop_excess(const Cut& cut);
 
   double log_of_sum() const;
   template <class F>
   void visit_from(float floor, F f) const;
-  void report_alternatives(int wanted, double log_sum, Sampled& result) const;
+  void report_alternatives(int wanted, double log_sum, Sampled& result);
 
   int vocab_;
   std::vector<float> logit_, weight_, highest_;
+  std::vector<float> ordered_;        // scratch, as long as highest_
   std::vector<int32_t> occurrences_;  // of each token; all 0 between uses
   scan::Row row_;                     // views of the above
   float greatest_ = 0;                // of row_.logit

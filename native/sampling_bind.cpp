@@ -19,7 +19,7 @@ using TokenArray = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::dev
 using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Fields of a Python SampleRow, in order.
-enum RowField : size_t { kParams, kChoice, kPosition, kPrompt, kOutput, kMask };
+constexpr size_t kParams = 0, kChoice = 1, kPosition = 2, kPrompt = 3, kOutput = 4, kMask = 5;
 
 class PySampler {
  public:
@@ -36,28 +36,37 @@ class PySampler {
   std::vector<Sampled> results_;
 };
 
-Tokens tokens_of(nb::handle array) {
-  const auto tokens = nb::cast<TokenArray>(array, false);  // its owner, the row, outlives the call
+// Views of arrays whose owner, the row, outlives the call.
+template <class Array>
+Array view(const nb::tuple& row, size_t field, const char* expected) {
+  Array array;
+  if (!nb::try_cast(row[field], array, false)) throw nb::type_error(expected);
+  return array;
+}
+
+Tokens tokens_of(const nb::tuple& row, size_t field) {
+  const char* expected = "with penalties, prompt and output have to be contiguous int32 arrays";
+  const auto tokens = view<TokenArray>(row, field, expected);
   return {tokens.data(), tokens.size()};
 }
 
-const uint32_t* mask_of(nb::handle array, int vocab) {
-  const auto mask = nb::cast<Mask>(array, false);
+const uint32_t* mask_of(const nb::tuple& row, int vocab) {
+  const auto mask = view<Mask>(row, kMask, "mask has to be a contiguous uint32 array");
   const size_t words = (static_cast<size_t>(vocab) + 31) / 32;
-  if (mask.size() != words) {
-    throw nb::value_error(nb::str("mask has {} words; a vocabulary of {} needs {}").format(mask.size(), vocab, words).c_str());
-  }
-  return mask.data();
+  if (mask.size() == words) return mask.data();
+  throw nb::value_error(
+      nb::str("mask has {} words; a vocabulary of {} needs {}").format(mask.size(), vocab, words).c_str());
 }
 
 void PySampler::read(const nb::tuple& row, SampleRow& out) const {
-  out = {nb::cast<const SamplingParams*>(row[kParams].attr("packed"))};
+  out = SampleRow{};
+  out.params = nb::cast<const SamplingParams*>(row[kParams].attr("packed"));
   out.choice = nb::cast<uint32_t>(row[kChoice]);
   out.position = nb::cast<uint64_t>(row[kPosition]);
-  if (!row[kMask].is_none()) out.mask = mask_of(row[kMask], sampler_.vocab());
+  if (!row[kMask].is_none()) out.mask = mask_of(row, sampler_.vocab());
   if (!out.params->reads_history()) return;
-  out.prompt = tokens_of(row[kPrompt]);
-  out.output = tokens_of(row[kOutput]);
+  out.prompt = tokens_of(row, kPrompt);
+  out.output = tokens_of(row, kOutput);
 }
 
 nb::object to_python(const Sampled& result, const SampleRow& row, int vocab) {

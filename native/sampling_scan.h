@@ -9,7 +9,7 @@
 
 namespace twostep::scan {
 
-constexpr int kBlock = 128;          // elements with one maximum; a pass skips blocks whose maximum lies below its floor
+constexpr int kBlock = 128;          // elements that share one maximum; passes skip blocks that lie below their floor
 constexpr float kLowest = -FLT_MAX;  // the floor that every token passes except those of logit -inf
 
 inline int blocks_of(int vocab) { return (vocab + kBlock - 1) / kBlock; }

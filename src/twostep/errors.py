@@ -11,3 +11,11 @@ class ModelFileError(TwostepError):
 
 class FetchError(TwostepError):
     """A model could not be brought here: no network, no space, wrong hash, unknown name."""
+
+
+class InvalidParameterError(TwostepError):
+    """A parameter outside what is allowed: names it, its value and what is allowed."""
+
+
+class SamplingError(TwostepError):
+    """No token can be chosen for one row: says whether logits, mask, penalties or a token id forbid it."""
