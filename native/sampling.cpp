@@ -313,12 +313,11 @@ Sampler::Sampler(int vocab, int threads) : vocab_(vocab), team_(threads) {
 }
 
 void Sampler::run(const float* logits, const std::vector<SampleRow>& rows, std::vector<Sampled>& results) {
-  const auto work = [&](int member) {
+  team_.run([&](int member) {
     team_.share(static_cast<int>(rows.size()), [&](int row) {
       results[row] = samplers_[member].sample(logits + static_cast<size_t>(row) * vocab_, rows[row]);
     });
-  };
-  team_.run(std::ref(work));  // a reference fits into std::function without allocation
+  });
 }
 
 }  // namespace twostep

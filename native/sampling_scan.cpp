@@ -21,6 +21,7 @@ constexpr int kLanes = 8;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 typedef float Floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(32), aligned(4), may_alias));
 
 TWOSTEP_INLINE Floats& lanes(float* p) { return *reinterpret_cast<Floats*>(p); }
 TWOSTEP_INLINE const Floats& lanes(const float* p) { return *reinterpret_cast<const Floats*>(p); }
@@ -38,7 +39,7 @@ TWOSTEP_INLINE Floats exp_lanes(const Floats& z) {
   p = p * r + 1.0f / 6;
   p = p * r + 0.5f;
   p = p * (r * r) + r + 1.0f;
-  const Floats scaled = (Floats)((Ints)p + ((Ints)shifted << 23));
+  const Floats scaled = (Floats)((Bits)p + ((Bits)shifted << 23));
   return z < -87.0f ? Floats{} : scaled;
 }
 
