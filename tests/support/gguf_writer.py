@@ -84,6 +84,8 @@ def _value(value: Value) -> bytes:
     match value:
         case Raw():
             return struct.pack("<I", value.kind) + value.data
+        case np.generic():  # before `float`, which numpy's float64 is
+            return struct.pack("<I", _NUMPY_KINDS[value.dtype.name]) + value.tobytes()
         case bool():
             return struct.pack("<I?", _BOOL, value)
         case int():
@@ -96,5 +98,3 @@ def _value(value: Value) -> bytes:
             return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(string, value))
         case np.ndarray():
             return struct.pack("<IIQ", _ARRAY, _NUMPY_KINDS[value.dtype.name], len(value)) + value.tobytes()
-        case _:
-            return struct.pack("<I", _NUMPY_KINDS[value.dtype.name]) + value.tobytes()
