@@ -33,15 +33,15 @@ Team::~Team() {
   for (auto& thread : threads_) thread.join();
 }
 
-void Team::run(const std::function<void(int)>& body) {
+void Team::run_body(Body body) {
   counter_.value.store(0, std::memory_order_relaxed);
-  body_ = &body;
+  body_ = body;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     started_.fetch_add(1, std::memory_order_release);
   }
   if (size_ > 1) wake_.notify_all();
-  body(0);
+  body.call(body.f, 0);
   barrier();
 }
 
@@ -49,7 +49,7 @@ void Team::work(int member) {
   for (uint64_t seen = 0;; ++seen) {
     wait_for_start(seen);
     if (stop_) return;
-    (*body_)(member);
+    body_.call(body_.f, member);
     barrier();
   }
 }

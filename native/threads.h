@@ -4,9 +4,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace twostep {
@@ -21,7 +21,10 @@ class Team {
   int size() const { return size_; }
 
   // Runs body(member) on all members, the caller being member 0; returns when all are done. `body` must not throw.
-  void run(const std::function<void(int)>& body);
+  template <class F>
+  void run(F&& body) {
+    run_body({[](void* f, int member) { (*static_cast<std::remove_reference_t<F>*>(f))(member); }, &body});
+  }
 
   // Inside run(): waits until every member is here. Opens a new set of tasks for share().
   void barrier();
@@ -34,6 +37,11 @@ class Team {
   }
 
  private:
+  struct Body {
+    void (*call)(void*, int);
+    void* f;
+  };
+  void run_body(Body body);
   int next_task() { return counter_.value.fetch_add(1, std::memory_order_relaxed); }
   void work(int member);
   void wait_for_start(uint64_t seen);
@@ -46,7 +54,7 @@ class Team {
   Gate arrived_, generation_;
   alignas(64) std::atomic<uint64_t> started_{0};
   std::atomic<bool> stop_{false};
-  const std::function<void(int)>* body_ = nullptr;
+  Body body_{};
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::thread> threads_;

@@ -1,0 +1,426 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "pack.h"
+
+namespace twostep {
+namespace {
+
+constexpr int kRowBlock = 128;       // rows that share one unpacking of a panel
+constexpr int kPrivateValues = 4096; // fewer values than this: each member prepares its own rows, which saves a barrier
+constexpr int kTasksPerMember = 4;   // so that a member that is held up does not hold up the others
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_blocks, const std::vector<float>& inverse_frequencies)
+    : dims_(dims),
+      kernels_(choose_kernels(isa)),
+      team_(threads),
+      inverse_frequencies_(inverse_frequencies),
+      kv_blocks_(kv_blocks),
+      members_(threads) {
+  const size_t block = size_t(2) * padded(dims.head_dim) * kBlock;
+  kv_ = cache_.take_array<uint16_t>(size_t(dims.layers) * kv_blocks * dims.kv_heads * block);
+  for (Member& member : members_) {
+    member.panels.resize(size_t(2) * kRowBlock * kPanel);
+    member.unpacked.resize(kScratchBytes);
+    member.records.resize(4 * kPrivateValues + 64);  // records are at most 1.5 bytes a value, rounded up
+    member.attend.resize(attend_scratch_floats(dims.head_dim));
+    member.states.resize(2 * kMaxQueryRows * state_floats(dims.head_dim));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------------- building
+
+int Program::add_matrix(Format format, const uint8_t* rows, int outputs, int inputs, const std::vector<int32_t>& order) {
+  const Layout layout = layout_of(format);
+  Matrix matrix{format, outputs, inputs, nullptr, layout.panel_bytes(inputs)};
+  uint8_t* data = weights_.take(matrix.panel_bytes * matrix.panels());
+  matrix.data = data;
+  const size_t row_bytes = layout.file_row_bytes(inputs);
+  team_.run([&](int) {
+    team_.share(matrix.panels(), [&](int p) {
+      const uint8_t* sources[kPanel];
+      for (int c = 0; c < kPanel; ++c) {
+        const int row = p * kPanel + c;
+        sources[c] = row < outputs ? rows + row_bytes * (order.empty() ? row : order[row]) : nullptr;
+      }
+      pack_panel(format, sources, inputs, data + size_t(p) * matrix.panel_bytes);
+    });
+  });
+  matrices_.push_back(matrix);
+  return static_cast<int>(matrices_.size()) - 1;
+}
+
+void Program::embed(Format format, const uint8_t* rows) {
+  embed_format_ = format;
+  embed_rows_ = rows;
+  instructions_.push_back({Kind::Embed, {}, 0, {}, Buffer::Residual, 0});
+}
+
+void Program::norm_linear(std::vector<float> norm, float eps, std::vector<Piece> pieces) {
+  instructions_.push_back({Kind::NormLinear, std::move(norm), eps, std::move(pieces), Buffer::Residual, 0});
+}
+
+void Program::attention(int layer) { instructions_.push_back({Kind::Attention, {}, 0, {}, Buffer::Qkv, layer}); }
+
+void Program::linear_add(Piece piece, Buffer from) {
+  instructions_.push_back({Kind::LinearAdd, {}, 0, {std::move(piece)}, from, 0});
+}
+
+void Program::norm_gated_silu(std::vector<float> norm, float eps, int gate, int up) {
+  instructions_.push_back({Kind::NormGatedSilu, std::move(norm), eps, {{gate, {}, 0}, {up, {}, 0}}, Buffer::Residual, 0});
+}
+
+void Program::logits(std::vector<float> norm, float eps, int matrix) {
+  instructions_.push_back({Kind::Logits, std::move(norm), eps, {{matrix, {}, 0}}, Buffer::Residual, 0});
+}
+
+// ----------------------------------------------------------------------------------------------------------- running
+
+void Program::reserve(int rows) {
+  if (rows <= capacity_) return;
+  capacity_ = rows;
+  const size_t n = rows;
+  const int widest = std::max({dims_.width, dims_.query_width(), dims_.ffn_width});
+  residual_.resize(n * dims_.width);
+  qkv_.resize(n * dims_.qkv_width());
+  heads_.resize(n * dims_.query_width());
+  ffn_.resize(n * dims_.ffn_width);
+  normed_.resize(n * dims_.width);
+  angles_.resize(n * dims_.head_dim);
+  records_.resize(n * QuantRows::record_bytes(widest) + 64);
+  row_slice_.resize(n);
+  row_position_.resize(n);
+  buffer_bytes_ = 4 * (residual_.size() + qkv_.size() + heads_.size() + ffn_.size() + normed_.size() + angles_.size()) + records_.size();
+}
+
+bool Program::forward(const Batch& batch, float* out) {
+  reserve(batch.rows);
+  plan_attention(batch);
+  stopped_ = false;
+  seconds_.fill(0);
+  mark_ = std::chrono::steady_clock::now();
+  team_.run([&](int member) { run(batch, out, member); });
+  cancel_.store(false, std::memory_order_relaxed);
+  return !stopped_;
+}
+
+void Program::run(const Batch& batch, float* out, int member) {
+  for (const Instruction& instruction : instructions_)
+    if (!execute(instruction, batch, out, member)) return;
+}
+
+bool Program::execute(const Instruction& instruction, const Batch& batch, float* out, int member) {
+  switch (instruction.kind) {
+    case Kind::Embed: run_embed(batch, member); break;
+    case Kind::NormLinear: return run_norm_linear(instruction, batch, member);
+    case Kind::Attention: run_attention(instruction, batch, member); break;
+    case Kind::LinearAdd: run_linear_add(instruction, batch, member); break;
+    case Kind::NormGatedSilu: run_gated_silu(instruction, batch, member); break;
+    case Kind::Logits: run_logits(instruction, batch, out, member); break;
+  }
+  return true;
+}
+
+// Member 0 decides before the barrier and all read the decision right after it, so that nobody waits for one that left.
+bool Program::pass(int member) {
+  if (member == 0) stopped_ = cancel_.load(std::memory_order_relaxed);
+  team_.barrier();
+  return !stopped_;
+}
+
+void Program::lap(Part part, int member) {
+  if (member != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  seconds_[static_cast<int>(part)] += std::chrono::duration<double>(now - mark_).count();
+  mark_ = now;
+}
+
+float* Program::buffer(Buffer which) const {
+  switch (which) {
+    case Buffer::Residual: return const_cast<float*>(residual_.data());
+    case Buffer::Qkv: return const_cast<float*>(qkv_.data());
+    case Buffer::Heads: return const_cast<float*>(heads_.data());
+    default: return const_cast<float*>(ffn_.data());
+  }
+}
+
+int Program::buffer_width(Buffer which) const {
+  switch (which) {
+    case Buffer::Residual: return dims_.width;
+    case Buffer::Qkv: return dims_.qkv_width();
+    case Buffer::Heads: return dims_.query_width();
+    default: return dims_.ffn_width;
+  }
+}
+
+// Rows of the embedding, and the cosines and sines of each row's position (in float32, as the models were trained).
+void Program::run_embed(const Batch& batch, int member) {
+  const size_t row_bytes = layout_of(embed_format_).file_row_bytes(dims_.width);
+  const int half = dims_.head_dim / 2;
+  team_.share(batch.rows, [&](int row) {
+    decode_row(embed_format_, embed_rows_ + row_bytes * batch.tokens[row], dims_.width, &residual_[size_t(row) * dims_.width]);
+    const float position = static_cast<float>(row_position_[row]);
+    float* angles = &angles_[size_t(row) * dims_.head_dim];
+    for (int i = 0; i < half; ++i) {
+      angles[i] = std::cos(position * inverse_frequencies_[i]);
+      angles[half + i] = std::sin(position * inverse_frequencies_[i]);
+    }
+  });
+  team_.barrier();
+  lap(Part::Rest, member);
+}
+
+// ------------------------------------------------------------------------------------------------------------ linear
+
+void Program::prepare_row(const Instruction& instruction, const float* x, bool floats, int inputs, float* normed, uint8_t* record) const {
+  if (!instruction.norm.empty()) {
+    kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
+    x = normed;
+  }
+  if (!floats) kernels_.quantise(x, inputs, record);
+}
+
+// Norms and quantises the rows that a matrix is about to meet. `chosen_rows` null: all rows in order.
+Program::Input Program::prepare(const Instruction& instruction, int matrix, int rows, const int32_t* chosen_rows, int member) {
+  const bool floats = !layout_of(matrices_[matrix].format).quantised(), norm = !instruction.norm.empty();
+  const int inputs = matrices_[matrix].inputs;
+  const float* source = buffer(instruction.from);
+  const size_t stride = buffer_width(instruction.from), record = QuantRows::record_bytes(inputs);
+  const bool own = !floats && size_t(rows) * inputs <= kPrivateValues;
+  uint8_t* records = own ? members_[member].records.data() : records_.data();
+  records = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(records) + 63) / 64 * 64);
+  float* own_norm = members_[member].panels.data();  // free until the first panel; a row of `own` fits
+  const auto row = [&](int r) {
+    const float* x = source + stride * (chosen_rows ? chosen_rows[r] : r);
+    prepare_row(instruction, x, floats, inputs, own ? own_norm : &normed_[size_t(r) * (norm ? inputs : 0)], records + record * r);
+  };
+  if (own) {
+    for (int r = 0; r < rows; ++r) row(r);
+  } else if (!floats || norm) {
+    team_.share(rows, row);
+    team_.barrier();
+  }
+  lap(Part::Rest, member);
+  return {{records, record, inputs}, norm ? normed_.data() : source, norm ? size_t(inputs) : stride};
+}
+
+void Program::panel(const Matrix& matrix, int panel, const Input& in, int row, int rows, float* out, uint8_t* scratch) const {
+  if (layout_of(matrix.format).quantised()) {
+    const QuantRows x{in.quantised.base + in.quantised.stride * row, in.quantised.stride, in.quantised.inputs};
+    kernels_.linear_panel(matrix, panel, x, rows, out, scratch);
+  } else {
+    kernels_.float_panel(matrix, panel, in.floats + in.float_stride * row, in.float_stride, rows, out);
+  }
+}
+
+// Shares out the panels of the first `count` pieces for all rows: store(piece, panel, first row, rows) computes and stores.
+template <class Store>
+void Program::multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store) {
+  int panels = 0;
+  for (size_t i = 0; i < count; ++i) panels += matrices_[pieces[i].matrix].panels();
+  const int row_blocks = ceil_div(rows, kRowBlock);
+  const int chunk = std::max(1, panels * row_blocks / (kTasksPerMember * team_.size()));
+  const int chunks = ceil_div(panels, chunk);
+  team_.share(chunks * row_blocks, [&](int task) {
+    const int row = task / chunks * kRowBlock, block = std::min(kRowBlock, rows - row);
+    int p = task % chunks * chunk, first = 0;
+    const int end = std::min(panels, p + chunk);
+    for (size_t i = 0; i < count; ++i) {
+      const int next = first + matrices_[pieces[i].matrix].panels();
+      for (; p < std::min(end, next); ++p) store(pieces[i], p - first, row, block);
+      first = next;
+    }
+  });
+}
+
+// Pieces of one instruction may differ in format, but all are quantised or none: lowering sees to it.
+bool Program::run_norm_linear(const Instruction& instruction, const Batch& batch, int member) {
+  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.rows, nullptr, member);
+  const size_t stride = dims_.qkv_width();
+  Member& mine = members_[member];
+  multiply(instruction.pieces, instruction.pieces.size(), batch.rows, [&](const Piece& piece, int p, int row, int rows) {
+    const Matrix& matrix = matrices_[piece.matrix];
+    panel(matrix, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
+    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
+    const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
+    kernels_.put(mine.panels.data(), rows, count, bias, qkv_.data() + row * stride + piece.offset + column, stride);
+  });
+  const bool go_on = pass(member);
+  lap(Part::Linear, member);
+  return go_on;
+}
+
+void Program::run_linear_add(const Instruction& instruction, const Batch& batch, int member) {
+  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.rows, nullptr, member);
+  const size_t stride = dims_.width;
+  Member& mine = members_[member];
+  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
+    const Matrix& matrix = matrices_[piece.matrix];
+    float* tile = mine.panels.data();
+    panel(matrix, p, in, row, rows, tile, mine.unpacked.data());
+    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
+    if (!piece.bias.empty()) kernels_.put(tile, rows, count, piece.bias.data() + column, tile, kPanel);
+    kernels_.add(tile, rows, count, residual_.data() + row * stride + column, stride);
+  });
+  team_.barrier();
+  lap(Part::Linear, member);
+}
+
+void Program::run_gated_silu(const Instruction& instruction, const Batch& batch, int member) {
+  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.rows, nullptr, member);
+  const Matrix& up = matrices_[instruction.pieces[1].matrix];
+  const size_t stride = dims_.ffn_width;
+  Member& mine = members_[member];
+  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
+    const Matrix& gate = matrices_[piece.matrix];
+    float *gates = mine.panels.data(), *ups = gates + size_t(kRowBlock) * kPanel;
+    panel(gate, p, in, row, rows, gates, mine.unpacked.data());
+    panel(up, p, in, row, rows, ups, mine.unpacked.data());
+    const int column = p * kPanel, count = std::min(kPanel, gate.outputs - column);
+    kernels_.gated_silu(gates, ups, rows, count, ffn_.data() + row * stride + column, stride);
+  });
+  team_.barrier();
+  lap(Part::Linear, member);
+}
+
+void Program::run_logits(const Instruction& instruction, const Batch& batch, float* out, int member) {
+  if (batch.logit_count == 0) return;
+  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.logit_count, batch.logit_rows, member);
+  const size_t stride = dims_.vocab;
+  Member& mine = members_[member];
+  multiply(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int row, int rows) {
+    const Matrix& matrix = matrices_[piece.matrix];
+    panel(matrix, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
+    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
+    kernels_.put(mine.panels.data(), rows, count, nullptr, out + row * stride + column, stride);
+  });
+  team_.barrier();
+  lap(Part::Head, member);
+}
+
+// --------------------------------------------------------------------------------------------------------- attention
+
+KvView Program::view(const Batch& batch, int layer, int slice, int kv_head) const {
+  const size_t head = size_t(2) * padded(dims_.head_dim) * kBlock, block = head * dims_.kv_heads;
+  return {kv_ + size_t(layer) * kv_blocks_ * block + kv_head * head, block, batch.tables + batch.table_starts[slice], dims_.head_dim};
+}
+
+// Cuts the step's rows into tasks of one KV head and at most kMaxQueryRows query rows. Where that gives too few for the
+// team (a lone decode), a task is one split of the positions, joined afterwards in order, or else one query head:
+// neither changes the arithmetic of a row.
+void Program::plan_attention(const Batch& batch) {
+  int tiles = 0, splits = 1;
+  const int tile_tokens = std::max(1, kMaxQueryRows / dims_.group());
+  for (int s = 0, row = 0; s < batch.slices; row += batch.counts[s], ++s) {
+    tiles += ceil_div(batch.counts[s], tile_tokens);
+    splits = std::max(splits, ceil_div(batch.starts[s] + batch.counts[s], kSplit));
+    for (int i = 0; i < batch.counts[s]; ++i) {
+      row_slice_[row + i] = s;
+      row_position_[row + i] = batch.starts[s] + i;
+    }
+  }
+  const bool few = tiles * dims_.kv_heads < 2 * team_.size();
+  joins_ = few && splits > 1;
+  tasks_.clear();
+  for (int s = 0, row = 0; s < batch.slices; row += batch.counts[s], ++s) add_query_tasks(batch, s, row, few && !joins_, joins_);
+  std::reverse(tasks_.begin(), tasks_.end());  // the longest first
+  const size_t floats = tasks_.size() * kMaxQueryRows * state_floats(dims_.head_dim);
+  if (joins_ && states_.size() < floats) states_.resize(floats);
+}
+
+void Program::add_query_tasks(const Batch& batch, int slice, int first_row, bool by_head, bool by_split) {
+  const int group = dims_.group(), tile_tokens = std::max(1, kMaxQueryRows / group);
+  const int heads = by_head || group > kMaxQueryRows ? 1 : group;
+  for (int token = 0; token < batch.counts[slice]; token += tile_tokens) {
+    const int tokens = std::min(tile_tokens, batch.counts[slice] - token), position = batch.starts[slice] + token;
+    const int splits = ceil_div(position + tokens, kSplit);
+    for (int head = 0; head < dims_.heads; head += heads) {
+      const int parts = by_split ? splits : 1;
+      for (int part = 0; part < parts; ++part) {
+        const int state = static_cast<int>(tasks_.size());
+        tasks_.push_back({slice, first_row + token, tokens, position, head / group, head, heads, part, by_split ? 1 : splits, state});
+      }
+    }
+  }
+}
+
+void Program::rotate_and_store(const Batch& batch, int layer, int row) {
+  const int d = dims_.head_dim, position = row_position_[row];
+  float* q = &qkv_[size_t(row) * dims_.qkv_width()];
+  float *k = q + dims_.query_width(), *v = k + dims_.kv_heads * d;
+  const float* angles = &angles_[size_t(row) * d];
+  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
+  for (int h = 0; h < dims_.heads; ++h) kernels_.rope(q + h * d, angles, d, scale);
+  for (int h = 0; h < dims_.kv_heads; ++h) {
+    kernels_.rope(k + h * d, angles, d, 1.0f);
+    const KvView kv = view(batch, layer, row_slice_[row], h);
+    const int block = position / kBlock;
+    kernels_.write_kv(k + h * d, v + h * d, d, position % kBlock, const_cast<uint16_t*>(kv.keys(block)), const_cast<uint16_t*>(kv.values(block)));
+  }
+}
+
+void Program::finish_heads(const QueryTask& task, const float* states) {
+  const size_t stride = state_floats(dims_.head_dim);
+  for (int t = 0; t < task.tokens; ++t)
+    for (int h = 0; h < task.heads; ++h) {
+      float* out = &heads_[size_t(task.first_row + t) * dims_.query_width() + (task.head + h) * dims_.head_dim];
+      kernels_.finish(states + (t * task.heads + h) * stride, dims_.head_dim, out);
+    }
+}
+
+void Program::attend(const QueryTask& task, const Batch& batch, int layer, int member) {
+  const int d = dims_.head_dim, rows = task.tokens * task.heads;
+  const size_t stride = state_floats(d);
+  const QueryTile tile{&qkv_[size_t(task.first_row) * dims_.qkv_width() + task.head * d], static_cast<size_t>(dims_.qkv_width()),
+                       static_cast<size_t>(d), task.tokens, task.heads, task.position};
+  const KvView kv = view(batch, layer, task.slice, task.kv_head);
+  Member& mine = members_[member];
+  float *states = joins_ ? &states_[task.state * kMaxQueryRows * stride] : mine.states.data();
+  float* next = mine.states.data() + kMaxQueryRows * stride;
+  kernels_.attend(tile, kv, task.first_split, states, mine.attend.data());
+  if (joins_) return;
+  for (int split = 1; split < task.splits; ++split) {
+    kernels_.attend(tile, kv, split, next, mine.attend.data());
+    for (int r = 0; r < rows; ++r) kernels_.merge(states + r * stride, next + r * stride, d);
+  }
+  finish_heads(task, states);
+}
+
+// Merges the splits of one tile, in order, into the first one's state. Tasks of a tile have consecutive states.
+void Program::join(const QueryTask& first) {
+  const size_t stride = state_floats(dims_.head_dim);
+  float* into = &states_[first.state * kMaxQueryRows * stride];
+  const int splits = ceil_div(first.position + first.tokens, kSplit);
+  for (int split = 1; split < splits; ++split)
+    for (int r = 0; r < first.tokens * first.heads; ++r)
+      kernels_.merge(into + r * stride, into + (size_t(split) * kMaxQueryRows + r) * stride, dims_.head_dim);
+  finish_heads(first, into);
+}
+
+void Program::run_attention(const Instruction& instruction, const Batch& batch, int member) {
+  const int chunk = std::max(1, batch.rows / (kTasksPerMember * team_.size()));
+  team_.share(ceil_div(batch.rows, chunk), [&](int task) {
+    for (int row = task * chunk; row < std::min(batch.rows, (task + 1) * chunk); ++row)
+      rotate_and_store(batch, instruction.layer, row);
+  });
+  team_.barrier();
+  lap(Part::Rest, member);
+  team_.share(static_cast<int>(tasks_.size()), [&](int task) { attend(tasks_[task], batch, instruction.layer, member); });
+  team_.barrier();
+  if (joins_) {
+    team_.share(static_cast<int>(tasks_.size()), [&](int task) {
+      if (tasks_[task].first_split == 0) join(tasks_[task]);
+    });
+    team_.barrier();
+  }
+  lap(Part::Attention, member);
+}
+
+}  // namespace twostep

@@ -1,0 +1,150 @@
+// A network compiled for one step at a time: instructions over fixed buffers, run by a team of threads from the first
+// to the last without returning to Python. Instructions are already fused; kernels/lowering.py makes them.
+#pragma once
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace twostep {
+
+struct Dims {
+  int width, heads, kv_heads, head_dim, ffn_width, vocab, layers;
+  int query_width() const { return heads * head_dim; }
+  int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
+  int group() const { return heads / kv_heads; }
+};
+
+// Where an instruction reads or writes: one row a token.
+enum class Buffer { Residual, Qkv, Heads, Ffn };
+
+// Slices of a step, flattened. Row i of the step is token i; slice s holds rows first_row[s] .. + count[s].
+struct Batch {
+  int rows, slices, logit_count;
+  const int32_t *tokens, *starts, *counts, *tables, *table_starts, *logit_rows;
+};
+
+// What the time of a step went to, by member 0's clock, each with its wait at the barrier.
+enum class Part { Linear, Attention, Head, Rest };
+constexpr int kParts = 4;
+
+class Program {
+ public:
+  // `isa` empty: the best of this machine. Throws std::invalid_argument, std::bad_alloc.
+  Program(const Dims& dims, const std::string& isa, int threads, int kv_blocks, const std::vector<float>& inverse_frequencies);
+
+  // --- building, in the order of the network ---
+  // Packs a matrix from its rows in the file; row i of the packed matrix is row `order[i]` (empty: i). Returns its number.
+  int add_matrix(Format format, const uint8_t* rows, int outputs, int inputs, const std::vector<int32_t>& order);
+  struct Piece { int matrix; std::vector<float> bias; int offset; };  // columns offset.. of the destination
+  void embed(Format format, const uint8_t* rows);  // not copied: must outlive the program
+  void norm_linear(std::vector<float> norm, float eps, std::vector<Piece> pieces);   // Residual -> norm -> Qkv
+  void attention(int layer);                                                         // Qkv -> rope, cache -> Heads
+  void linear_add(Piece piece, Buffer from);                                         // Heads or Ffn -> += Residual
+  void norm_gated_silu(std::vector<float> norm, float eps, int gate, int up);        // Residual -> norm -> Ffn
+  void logits(std::vector<float> norm, float eps, int matrix);
+
+  // --- running ---
+  // Computes a checked batch; false when cancel() stopped it. `out`: [logit_count][vocab].
+  bool forward(const Batch& batch, float* out);
+  void cancel() { cancel_.store(true, std::memory_order_relaxed); }
+
+  const char* isa() const { return kernels_.name; }
+  int threads() const { return team_.size(); }
+  size_t weight_bytes() const { return weights_.taken(); }
+  size_t kv_bytes() const { return cache_.taken(); }
+  size_t buffer_bytes() const { return buffer_bytes_; }
+  const std::array<double, kParts>& seconds() const { return seconds_; }  // of the last step
+  Team& team() { return team_; }
+  const Kernels& kernels() const { return kernels_; }
+
+ private:
+  enum class Kind { Embed, NormLinear, Attention, LinearAdd, NormGatedSilu, Logits };
+  struct Instruction {
+    Kind kind;
+    std::vector<float> norm;
+    float eps = 0;
+    std::vector<Piece> pieces;
+    Buffer from = Buffer::Residual;
+    int layer = 0;
+  };
+
+  // Rows ready for a matrix: quantised records, or floats where the matrix is of floats.
+  struct Input {
+    QuantRows quantised;
+    const float* floats;
+    size_t float_stride;
+  };
+  // One query tile of one KV head (or of one of its query heads), over a range of splits. See plan_attention().
+  struct QueryTask {
+    int slice, first_row, tokens, position, kv_head, head, heads, first_split, splits, state;
+  };
+  // Everything one thread writes during a step that no other reads.
+  struct Member {
+    std::vector<float> panels, attend, states;
+    std::vector<uint8_t> unpacked, records;
+  };
+
+  void reserve(int rows);
+  void plan_attention(const Batch& batch);
+  void add_query_tasks(const Batch& batch, int slice, int first_row, bool by_head, bool by_split);
+  void run(const Batch& batch, float* out, int member);
+  bool execute(const Instruction&, const Batch&, float* out, int member);  // false: the step was cancelled
+
+  void run_embed(const Batch&, int member);
+  bool run_norm_linear(const Instruction&, const Batch&, int member);
+  void run_attention(const Instruction&, const Batch&, int member);
+  void run_linear_add(const Instruction&, const Batch&, int member);
+  void run_gated_silu(const Instruction&, const Batch&, int member);
+  void run_logits(const Instruction&, const Batch&, float* out, int member);
+
+  Input prepare(const Instruction&, int matrix, int rows, const int32_t* chosen_rows, int member);
+  void prepare_row(const Instruction&, const float* x, bool floats, int inputs, float* normed, uint8_t* record) const;
+  template <class Store>
+  void multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
+  void panel(const Matrix&, int panel, const Input&, int row, int rows, float* out, uint8_t* scratch) const;
+
+  void rotate_and_store(const Batch&, int layer, int row);
+  void attend(const QueryTask&, const Batch&, int layer, int member);
+  void join(const QueryTask&);
+  void finish_heads(const QueryTask&, const float* states);
+  KvView view(const Batch&, int layer, int slice, int kv_head) const;
+  float* buffer(Buffer which) const;
+  int buffer_width(Buffer which) const;
+  void lap(Part part, int member);
+  bool pass(int member);  // a barrier; false: the step was cancelled
+
+  const Dims dims_;
+  const Kernels& kernels_;
+  Team team_;
+  const std::vector<float> inverse_frequencies_;
+  Arena weights_, cache_;
+  uint16_t* kv_ = nullptr;
+  const int kv_blocks_;
+  std::vector<Matrix> matrices_;
+  std::vector<Instruction> instructions_;
+  Format embed_format_ = Format::F32;
+  const uint8_t* embed_rows_ = nullptr;
+
+  // --- of a step; sized by reserve(), which grows them before a step that needs more ---
+  int capacity_ = 0;
+  size_t buffer_bytes_ = 0;
+  std::vector<float> residual_, qkv_, heads_, ffn_, normed_, angles_;
+  std::vector<uint8_t> records_;
+  std::vector<int> row_slice_, row_position_;
+  std::vector<Member> members_;
+  std::vector<QueryTask> tasks_;
+  std::vector<float> states_;      // partial softmax states of split tasks
+  bool joins_ = false;
+  std::atomic<bool> cancel_{false};
+  bool stopped_ = false;
+  std::array<double, kParts> seconds_{};
+  std::chrono::steady_clock::time_point mark_;
+};
+
+}  // namespace twostep

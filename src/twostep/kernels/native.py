@@ -1,0 +1,203 @@
+"""The executor that serves: the network's operations fused and handed to the compiled program, run without returning to Python."""
+
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostep.errors import TwostepError
+from twostep.kernels import _native
+from twostep.kernels.check import check_step
+from twostep.kernels.lowering import (
+    Instruction,
+    LinearAdd,
+    LoweringError,
+    NormGatedSilu,
+    NormLinear,
+    NormLogits,
+    RotateAttend,
+    lower,
+)
+from twostep.kernels.step import Slice, StepCancelledError
+from twostep.kernels.threads import default_threads
+from twostep.model.network import Network
+from twostep.model.ops import Embed, Linear, Rope
+from twostep.model.quants import dequantize
+from twostep.model.tensor import TensorType
+
+_FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+_EMPTY = np.empty(0, np.float32)
+_IN_ORDER = np.empty(0, np.int32)
+
+
+class NativeError(TwostepError):
+    """The compiled kernels cannot run this network, or not as asked."""
+
+
+def usable_isas() -> list[str]:
+    """Instruction sets of this build that this machine runs, best first."""
+    return list(_native.usable_isas())
+
+
+class NativeExecutor:
+    """Runs steps of `network` on `threads` threads over `kv_blocks` blocks of float16 KV cache.
+
+    `isa` forces an instruction set (default: `$TWOSTEP_ISA`, else the best of this machine). Raises `NativeError` that names
+    what is not possible and what is. Weights are repacked here, once; the network's tensors are then read only for embeddings.
+    """
+
+    def __init__(self, network: Network, kv_blocks: int, *, threads: int | None = None, isa: str | None = None) -> None:
+        self._network = network
+        self._kv_blocks = _positive("kv_blocks", kv_blocks)
+        threads = default_threads() if threads is None else _positive("threads", threads)
+        self._program = _program(network, kv_blocks, threads, os.environ.get("TWOSTEP_ISA", "") if isa is None else isa)
+        self._packed: dict[tuple[str, bool], int] = {}
+        try:
+            for instruction in lower(network.ops):
+                self._add(instruction)
+        except LoweringError as error:
+            raise NativeError(str(error)) from error
+        self._logits = np.empty((1, network.shape.vocab), np.float32)
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return str(self._program.isa)
+
+    @property
+    def threads(self) -> int:
+        """Threads in use, the caller's included."""
+        return int(self._program.threads)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of repacked weights in memory; embeddings stay in the file."""
+        return int(self._program.weight_bytes)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV cache reserved; the system provides them as they are first written."""
+        return int(self._program.kv_bytes)
+
+    def step_seconds(self) -> dict[str, float]:
+        """Wall time of the last step by part: linear, attention, head, rest."""
+        return dict(self._program.seconds())
+
+    def cancel(self) -> None:
+        """Stops the step that runs (from another thread) or else the next one, at the next layer."""
+        self._program.cancel()
+
+    def forward(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        """See `Executor.forward`. Raises `StepCancelledError` after `cancel()`. The result is reused by the next call."""
+        check_step(slices, self._network.shape.vocab, self._kv_blocks)
+        rows = sum(len(piece.logits) for piece in slices)
+        if rows > len(self._logits):
+            self._logits = np.empty((rows, self._network.shape.vocab), np.float32)
+        if not slices:
+            return self._logits[:0]
+        if not self._program.forward(*_flatten(slices), self._logits):
+            raise StepCancelledError("the step was cancelled")
+        return self._logits[:rows]
+
+    def _add(self, instruction: Instruction) -> None:
+        match instruction:
+            case Embed():
+                tensor = self._network.tensors[instruction.weight]
+                self._program.embed(int(tensor.type), tensor.data)
+            case NormLinear():
+                self._add_qkv(instruction)
+            case RotateAttend():
+                self._program.attention(instruction.attention.layer)
+            case LinearAdd(linear):
+                from_heads = linear.x == "a"
+                self._program.linear_add(self._matrix(linear.weight), self._vector(linear.bias), from_heads)
+            case NormGatedSilu(norm, gate, up):
+                self._check_alike(gate, up)
+                self._program.norm_gated_silu(
+                    self._vector(norm.weight), norm.eps, self._matrix(gate.weight), self._matrix(up.weight)
+                )
+            case NormLogits(norm, logits):
+                self._program.logits(self._vector(norm.weight), norm.eps, self._matrix(logits.weight))
+
+    def _add_qkv(self, instruction: NormLinear) -> None:
+        rotated = self._rotation().style == "interleaved"
+        q, k, v = instruction.q, instruction.k, instruction.v
+        self._check_alike(q, k, v)
+        widths = [self._network.tensors[linear.weight].shape[0] for linear in (q, k, v)]
+        self._program.norm_linear(
+            self._vector(instruction.norm.weight),
+            instruction.norm.eps,
+            [self._matrix(q.weight, rotated), self._matrix(k.weight, rotated), self._matrix(v.weight)],
+            [self._vector(q.bias, rotated), self._vector(k.bias, rotated), self._vector(v.bias)],
+            [0, widths[0], widths[0] + widths[1]],
+        )
+
+    def _rotation(self) -> Rope:
+        return next(op for op in self._network.ops if isinstance(op, Rope))
+
+    def _check_alike(self, *linears: Linear) -> None:
+        """Inputs of one instruction are prepared once: quantised for all its matrices, or for none."""
+        tensors = [self._network.tensors[linear.weight] for linear in linears]
+        if len({tensor.type in _FLOATS for tensor in tensors}) > 1:
+            found = ", ".join(f"{tensor.name} {tensor.type.name}" for tensor in tensors)
+            raise NativeError(f"matrices that share an input must all be quantised or all be floats, not {found}")
+
+    def _matrix(self, name: str, rotated: bool = False) -> int:
+        """The packed matrix of a tensor, packed at its first use (a tied head is packed once)."""
+        key = (name, rotated)
+        if key not in self._packed:
+            tensor = self._network.tensors[name]
+            outputs, inputs = tensor.shape
+            order = self._halves_order(outputs) if rotated else _IN_ORDER
+            self._packed[key] = self._program.add_matrix(int(tensor.type), tensor.data, outputs, inputs, order)
+        return self._packed[key]
+
+    def _vector(self, name: str | None, rotated: bool = False) -> NDArray[np.float32]:
+        if name is None:
+            return _EMPTY
+        vector = dequantize(self._network.tensors[name])
+        return np.ascontiguousarray(vector[self._halves_order(len(vector))] if rotated else vector)
+
+    def _halves_order(self, outputs: int) -> NDArray[np.int32]:
+        """Rows of interleaved pairs (0, 1), (2, 3), ... as halves: first all firsts, then all seconds, head by head.
+
+        Queries and keys are permuted alike, so that their products stay what they were.
+        """
+        head_dim = self._network.shape.head_dim
+        return np.arange(outputs, dtype=np.int32).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise NativeError(f"{name} is {value}; it must be at least 1")
+    return value
+
+
+def _program(network: Network, kv_blocks: int, threads: int, isa: str) -> _native.Program:
+    s = network.shape
+    rope = next(op for op in network.ops if isinstance(op, Rope))
+    exponents = np.arange(0, s.head_dim, 2, dtype=np.float32) / np.float32(s.head_dim)
+    frequencies = (1.0 / np.float32(rope.base) ** exponents).astype(np.float32)
+    dims = [s.width, s.heads, s.kv_heads, s.head_dim, s.ffn_width, s.vocab, s.layers]
+    try:
+        return _native.Program(dims, isa, threads, kv_blocks, frequencies)
+    except ValueError as error:
+        raise NativeError(f"TWOSTEP_ISA: {error}") from error
+    except MemoryError as error:
+        raise NativeError(f"no memory for a KV cache of {kv_blocks} blocks") from error
+
+
+def _flatten(slices: Sequence[Slice]) -> Iterator[NDArray[np.int32]]:
+    """Tokens, starts, counts, block tables, where each table starts, rows whose logits are wanted."""
+    counts = [len(piece.tokens) for piece in slices]
+    tables = [len(piece.blocks) for piece in slices]
+    first_rows = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    yield np.array([token for piece in slices for token in piece.tokens], np.int32)
+    yield np.array([piece.start for piece in slices], np.int32)
+    yield np.array(counts, np.int32)
+    yield np.array([block for piece in slices for block in piece.blocks], np.int32)
+    yield np.concatenate(([0], np.cumsum(tables)[:-1])).astype(np.int32)
+    yield np.array([first + i for first, piece in zip(first_rows, slices, strict=True) for i in piece.logits], np.int32)
+
+
