@@ -23,11 +23,11 @@ from twostep.model.tensor import TensorType
 from twostep.spec.shape import ModelShape
 
 Activations = Literal["float32", "int8"]
+KvType = Literal["float16", "float32"]
 Floats = NDArray[np.float32]
 Indices = NDArray[np.intp]
 
 _FLOAT_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
-_LARGEST_HALF = 65504
 _RESULT = "logits"
 
 
@@ -35,15 +35,18 @@ class ReferenceExecutor:
     """Runs steps of `network` over its own cache of `kv_blocks` blocks, as the `Executor` protocol says.
 
     With `activations="int8"` the input of every product with a quantised weight is first rounded as the native kernels
-    round it, so that only the order of summation is left between the two.
+    round it, so that only the order of summation is left between the two. `kv="float32"` keeps K and V unrounded, as
+    the oracle of the tests does; no other executor has that mode.
     """
 
-    def __init__(self, network: Network, kv_blocks: int, *, activations: Activations = "float32") -> None:
+    def __init__(
+        self, network: Network, kv_blocks: int, *, activations: Activations = "float32", kv: KvType = "float16"
+    ) -> None:
         if activations not in get_args(Activations):
             raise ValueError(f"activations {activations!r}: not one of {', '.join(get_args(Activations))}")
         self._network = network
         self._kv_blocks = kv_blocks
-        self._cache = _PagedCache(network.shape, kv_blocks)
+        self._cache = _PagedCache(network.shape, kv_blocks, kv)
         self._weights = {name: dequantize(tensor) for name, tensor in network.tensors.items()}
         quantised = {name for name, tensor in network.tensors.items() if tensor.type not in _FLOAT_TYPES}
         self._rounds_input_of = quantised if activations == "int8" else set()
@@ -130,25 +133,23 @@ def _sequence(piece: Slice, first_row: int) -> _Sequence:
 
 
 class _PagedCache:
-    """K and V of every layer in float16; slot 16·b + i is position i of block b."""
+    """K and V of every layer, rounded to `kv`; slot 16·b + i is position i of block b.
 
-    def __init__(self, shape: ModelShape, blocks: int) -> None:
-        size = (shape.layers, blocks * BLOCK_TOKENS, shape.kv_heads, shape.head_dim)
-        self._keys = np.zeros(size, np.float16)
-        self._values = np.zeros(size, np.float16)
+    What is too large for the type becomes its largest value, not infinity, from which softmax would make NaN.
+    """
+
+    def __init__(self, shape: ModelShape, blocks: int, kv: KvType) -> None:
+        size = (2, shape.layers, blocks * BLOCK_TOKENS, shape.kv_heads, shape.head_dim)
+        self._keys, self._values = np.zeros(size, kv)
+        self._largest = np.float32(np.finfo(kv).max)
 
     def write(self, layer: int, slots: Indices, keys: Floats, values: Floats) -> None:
-        self._keys[layer, slots] = _saturate(keys)
-        self._values[layer, slots] = _saturate(values)
+        self._keys[layer, slots] = np.clip(keys, -self._largest, self._largest)
+        self._values[layer, slots] = np.clip(values, -self._largest, self._largest)
 
     def read(self, layer: int, slots: Indices) -> tuple[Floats, Floats]:
         """K and V of some slots, each float32, shape (slots, kv_heads, head_dim)."""
         return self._keys[layer, slots].astype(np.float32), self._values[layer, slots].astype(np.float32)
-
-
-def _saturate(x: Floats) -> NDArray[np.float16]:
-    """Nearest float16; what is too large becomes the largest one, not infinity, from which softmax would make NaN."""
-    return np.clip(x, -_LARGEST_HALF, _LARGEST_HALF).astype(np.float16)
 
 
 def _split_heads(x: Floats, head_dim: int) -> Floats:
