@@ -1,5 +1,6 @@
 """The GGUF reader: what a sound file holds comes out, what is unsound is refused in one line that names it."""
 
+import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -213,10 +214,16 @@ def test_default_stands_in_for_a_missing_key_only(opened: Opened) -> None:
     assert metadata.count("here", 3) == 5
 
 
-@pytest.mark.parametrize("name", ["absent.gguf", "."])
-def test_file_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelFileError, match="cannot be opened"):
-        read_gguf(tmp_path / name)
+def test_file_that_is_absent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"absent.gguf: cannot be opened: No such file"):
+        read_gguf(tmp_path / "absent.gguf")
+
+
+def test_folder_or_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ModelFileError, match="is not a regular file"):
+            read_gguf(path)
 
 
 def test_default_model_opens_fast(default_model_path: Path) -> None:

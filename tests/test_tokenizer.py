@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_qwen2_agrees_with_golden_ids(model_path: Callable[[str], Path]) -> None
     tokenizer = load_tokenizer(read_gguf(model_path("qwen2.5-coder-0.5b")).metadata)
     check_golden(tokenizer, "qwen2")
     assert tokenizer.eos_ids == {151643, 151645}
+
+
+def test_default_model_loads_fast(default_model_path: Path) -> None:
+    metadata = read_gguf(default_model_path).metadata
+    assert min(seconds(lambda: load_tokenizer(metadata)) for _ in range(3)) < 0.15
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = process_time()
+    work()
+    return process_time() - start
 
 
 def test_decoding_gives_the_text_back(default_tokenizer: Tokenizer) -> None:

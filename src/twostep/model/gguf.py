@@ -69,6 +69,8 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 def _map(path: Path) -> memoryview:
+    if path.exists() and not path.is_file():  # opening a pipe would wait for somebody to write
+        raise ModelFileError(f"{path}: is not a regular file; supported: GGUF files")
     try:
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
