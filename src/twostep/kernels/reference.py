@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.kernels.check import check_step
-from twostep.kernels.quantize import round_to_int8
+from twostep.kernels.quantize import fine_weights, round_to_int8
 from twostep.kernels.step import BLOCK_TOKENS, Slice
 from twostep.model.network import Network
 from twostep.model.ops import Add, Attention, Embed, GatedSilu, Linear, Logits, Op, RmsNorm, Rope
@@ -42,14 +42,15 @@ class ReferenceExecutor:
     def __init__(
         self, network: Network, kv_blocks: int, *, activations: Activations = "float32", kv: KvType = "float16"
     ) -> None:
-        if activations not in get_args(Activations):
-            raise ValueError(f"activations {activations!r}: not one of {', '.join(get_args(Activations))}")
+        _check_mode("activations", activations, get_args(Activations))
+        _check_mode("kv", kv, get_args(KvType))
         self._network = network
         self._kv_blocks = kv_blocks
         self._cache = _PagedCache(network.shape, kv_blocks, kv)
         self._weights = {name: dequantize(tensor) for name, tensor in network.tensors.items()}
         quantised = {name for name, tensor in network.tensors.items() if tensor.type not in _FLOAT_TYPES}
         self._rounds_input_of = quantised if activations == "int8" else set()
+        self._rounds_finely = fine_weights(network.ops)
 
     def forward(self, slices: Sequence[Slice]) -> Floats:
         check_step(slices, self._network.shape.vocab, self._kv_blocks)
@@ -86,18 +87,26 @@ class ReferenceExecutor:
 
     def _product(self, x: Floats, weight: str) -> Floats:
         """x · weightᵀ, with x rounded first where the kernels would."""
-        rounded = round_to_int8(x) if weight in self._rounds_input_of else x
-        return rounded @ self._weights[weight].T
+        if weight in self._rounds_input_of:
+            x = round_to_int8(x, fine=weight in self._rounds_finely)
+        return x @ self._weights[weight].T
 
     def _attention(self, op: Attention, rows: "_Rows", buffers: dict[str, Floats]) -> Floats:
         """Adds the step's K and V to the cache, then lets each sequence attend to all of its own."""
-        heads = {name: _split_heads(buffers[name], op.head_dim) for name in (op.q, op.k, op.v)}
-        self._cache.write(op.layer, rows.slots, heads[op.k], heads[op.v])
-        outs = [
-            attend(heads[op.q][sequence.rows], *self._cache.read(op.layer, sequence.slots), sequence.start)
-            for sequence in rows.sequences
-        ]
-        return np.concatenate([np.empty((0, op.heads * op.head_dim), np.float32), *outs])
+        count = len(rows.tokens)
+        q = buffers[op.q].reshape(count, op.heads, op.head_dim)
+        k, v = (buffers[name].reshape(count, op.kv_heads, op.head_dim) for name in (op.k, op.v))
+        self._cache.write(op.layer, rows.slots, k, v)
+        out = np.empty_like(buffers[op.q])
+        for sequence in rows.sequences:
+            keys, values = self._cache.read(op.layer, sequence.slots)
+            out[sequence.rows] = attend(q[sequence.rows], keys, values, sequence.start)
+        return out
+
+
+def _check_mode(name: str, mode: str, modes: tuple[str, ...]) -> None:
+    if mode not in modes:
+        raise ValueError(f"{name} {mode!r}: not one of {', '.join(modes)}")
 
 
 @dataclass(frozen=True)
@@ -152,10 +161,6 @@ class _PagedCache:
         return self._keys[layer, slots].astype(np.float32), self._values[layer, slots].astype(np.float32)
 
 
-def _split_heads(x: Floats, head_dim: int) -> Floats:
-    return x.reshape(len(x), -1, head_dim)
-
-
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
     """x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang and Sennrich 2019)."""
     rms: Floats = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
@@ -174,7 +179,8 @@ def rotate(x: Floats, positions: Indices, op: Rope) -> Floats:
     frequencies = op.base ** (-np.arange(0, op.head_dim, 2) / op.head_dim)
     angles = positions[:, None, None] * frequencies
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
-    pairs, axis = ((-1, 2), -1) if op.style == "interleaved" else ((2, -1), -2)
+    half = op.head_dim // 2
+    pairs, axis = ((half, 2), -1) if op.style == "interleaved" else ((2, half), -2)
     first, second = np.moveaxis(x.reshape(len(x), op.heads, *pairs), axis, 0)
     turned = first * cos - second * sin, first * sin + second * cos
     return np.stack(turned, axis).reshape(x.shape)
