@@ -45,26 +45,50 @@ inline void rms_norm(const float* x, const float* weight, float eps, int inputs,
   for (int i = whole; i < inputs; ++i) out[i] = x[i] * factor * weight[i];
 }
 
-// One row to a record of QuantRows.
-inline void quantise(const float* x, int inputs, uint8_t* record) {
-  const int groups = inputs / kGroup;
-  int8_t* q = reinterpret_cast<int8_t*>(record);
-  float* scales = reinterpret_cast<float*>(record + inputs);
-  float* scaled_sums = scales + groups;
-  int32_t* half_sums = reinterpret_cast<int32_t*>(scaled_sums + groups);
-  for (int g = 0; g < groups; ++g) {
-    const F32 a = load(x + g * kGroup), b = load(x + g * kGroup + kPanel);
-    const float scale = horizontal_max(max(abs(a), abs(b))) / 127.0f;
-    const bool any = scale >= std::numeric_limits<float>::min();
-    const F32 divisor = set1(any ? scale : std::numeric_limits<float>::infinity());
-    const I32 qa = round_to_int(a / divisor), qb = round_to_int(b / divisor);
-    store_i8(q + g * kGroup, qa);
-    store_i8(q + g * kGroup + kPanel, qb);
-    half_sums[2 * g] = horizontal_sum(qa);
-    half_sums[2 * g + 1] = horizontal_sum(qb);
-    scales[g] = any ? scale : 0.0f;
-    scaled_sums[g] = scales[g] * static_cast<float>(half_sums[2 * g] + half_sums[2 * g + 1]);
+// The parts of a record of QuantRows.
+struct Record {
+  int8_t* values;
+  float *scales, *scaled_sums;
+  int32_t* half_sums;
+  Record(uint8_t* at, int inputs) {
+    values = reinterpret_cast<int8_t*>(at);
+    scales = reinterpret_cast<float*>(at + inputs);
+    scaled_sums = scales + inputs / kGroup;
+    half_sums = reinterpret_cast<int32_t*>(scaled_sums + inputs / kGroup);
   }
+};
+
+struct Halves { F32 a, b; };  // a group's two vectors
+
+// Rounds a group by its scale into the record; returns what is left of it.
+inline Halves quantise_group(Halves x, float scale, int g, const Record& record) {
+  const F32 divisor = set1(scale > 0 ? scale : std::numeric_limits<float>::infinity());
+  const I32 qa = round_to_int(x.a / divisor), qb = round_to_int(x.b / divisor);
+  store_i8(record.values + g * kGroup, qa);
+  store_i8(record.values + g * kGroup + kPanel, qb);
+  const int32_t sum_a = horizontal_sum(qa), sum_b = horizontal_sum(qb);
+  record.half_sums[2 * g] = sum_a;
+  record.half_sums[2 * g + 1] = sum_b;
+  record.scales[g] = scale;
+  record.scaled_sums[g] = scale * static_cast<float>(sum_a + sum_b);
+  return {x.a - to_float(qa) * set1(scale), x.b - to_float(qb) * set1(scale)};
+}
+
+// One row to a record of QuantRows: scale = max|x| / 127 of the group, 0 where that is not a normal number. What rounding
+// left is at most half a scale, so 1/254 of the scale holds it in another record.
+inline void quantise(const float* x, int inputs, uint8_t* record, uint8_t* refinement) {
+  const Record coarse(record, inputs), fine(refinement ? refinement : record, inputs);
+  for (int g = 0; g < inputs / kGroup; ++g) {
+    const Halves group{load(x + g * kGroup), load(x + g * kGroup + kPanel)};
+    float scale = horizontal_max(max(abs(group.a), abs(group.b))) / 127.0f;
+    if (!(scale >= std::numeric_limits<float>::min())) scale = 0;
+    const Halves left = quantise_group(group, scale, g, coarse);
+    if (refinement) quantise_group(left, scale / 254.0f, g, fine);
+  }
+}
+
+inline void add_pairs(float* panel, int rows) {
+  for (int r = 0; r < rows; ++r) store(panel + r * kPanel, load(panel + 2 * r * kPanel) + load(panel + (2 * r + 1) * kPanel));
 }
 
 inline void put(const float* panel, int rows, int count, const float* bias, float* out, size_t stride) {

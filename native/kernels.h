@@ -54,10 +54,11 @@ struct QueryTile {
 struct Kernels {
   const char* name;
   int rows;  // of one quantised tile: below it weights are unpacked as they are used
-  void (*quantise)(const float* x, int inputs, uint8_t* record);
+  void (*quantise)(const float* x, int inputs, uint8_t* record, uint8_t* refinement);  // of what `record` left; or null
   void (*rms_norm)(const float* x, const float* weight, float eps, int inputs, float* out);
   void (*linear_panel)(const Matrix&, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch);
   void (*float_panel)(const Matrix&, int panel, const float* x, size_t x_stride, int rows, float* out);
+  void (*add_pairs)(float* panel, int rows);  // row r = row 2r + row 2r+1
   // out[row][0..count-1] = panel[row][..] (+ bias); or += ; or silu(gate panel) · up panel
   void (*put)(const float* panel, int rows, int count, const float* bias, float* out, size_t stride);
   void (*add)(const float* panel, int rows, int count, float* out, size_t stride);

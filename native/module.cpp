@@ -89,19 +89,21 @@ void bind_program(nb::module_& module) {
       .def("embed", [](Program& self, int format, const Array<uint8_t>& rows) { self.embed(static_cast<Format>(format), rows.data()); },
            nb::keep_alive<1, 3>())
       .def("norm_linear", [](Program& self, const Array<float>& norm, float eps, const std::vector<int>& matrices,
-                             const std::vector<Array<float>>& biases, const std::vector<int>& offsets) {
+                             const std::vector<Array<float>>& biases, const std::vector<int>& offsets, const std::vector<bool>& fine) {
             std::vector<Program::Piece> pieces;
-            for (size_t i = 0; i < matrices.size(); ++i) pieces.push_back({matrices[i], to_vector(biases[i]), offsets[i]});
+            for (size_t i = 0; i < matrices.size(); ++i) pieces.push_back({matrices[i], to_vector(biases[i]), offsets[i], fine[i]});
             self.norm_linear(to_vector(norm), eps, std::move(pieces));
           })
       .def("attention", &Program::attention)
-      .def("linear_add", [](Program& self, int matrix, const Array<float>& bias, bool from_heads) {
-            self.linear_add({matrix, to_vector(bias), 0}, from_heads ? Buffer::Heads : Buffer::Ffn);
+      .def("linear_add", [](Program& self, int matrix, const Array<float>& bias, bool fine, bool from_heads) {
+            self.linear_add({matrix, to_vector(bias), 0, fine}, from_heads ? Buffer::Heads : Buffer::Ffn);
           })
-      .def("norm_gated_silu", [](Program& self, const Array<float>& norm, float eps, int gate, int up) {
-            self.norm_gated_silu(to_vector(norm), eps, gate, up);
+      .def("norm_gated_silu", [](Program& self, const Array<float>& norm, float eps, int gate, int up, bool fine) {
+            self.norm_gated_silu(to_vector(norm), eps, {gate, {}, 0, fine}, {up, {}, 0, fine});
           })
-      .def("logits", [](Program& self, const Array<float>& norm, float eps, int matrix) { self.logits(to_vector(norm), eps, matrix); })
+      .def("logits", [](Program& self, const Array<float>& norm, float eps, int matrix, bool fine) {
+            self.logits(to_vector(norm), eps, {matrix, {}, 0, fine});
+          })
       .def("forward", &forward)
       .def("cancel", &Program::cancel)
       .def("seconds", &seconds)

@@ -27,9 +27,9 @@ Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_b
   const size_t block = size_t(2) * padded(dims.head_dim) * kBlock;
   kv_ = cache_.take_array<uint16_t>(size_t(dims.layers) * kv_blocks * dims.kv_heads * block);
   for (Member& member : members_) {
-    member.panels.resize(size_t(2) * kRowBlock * kPanel);
+    member.panels.resize(size_t(4) * kRowBlock * kPanel);  // two tiles of pairs of rows
     member.unpacked.resize(kScratchBytes);
-    member.records.resize(4 * kPrivateValues + 64);  // records are at most 1.5 bytes a value, rounded up
+    member.records.resize(8 * kPrivateValues + 64);  // two records a row of at most 1.5 bytes a value, rounded up
     member.attend.resize(attend_scratch_floats(dims.head_dim));
     member.states.resize(2 * kMaxQueryRows * state_floats(dims.head_dim));
   }
@@ -73,12 +73,12 @@ void Program::linear_add(Piece piece, Buffer from) {
   instructions_.push_back({Kind::LinearAdd, {}, 0, {std::move(piece)}, from, 0});
 }
 
-void Program::norm_gated_silu(std::vector<float> norm, float eps, int gate, int up) {
-  instructions_.push_back({Kind::NormGatedSilu, std::move(norm), eps, {{gate, {}, 0}, {up, {}, 0}}, Buffer::Residual, 0});
+void Program::norm_gated_silu(std::vector<float> norm, float eps, Piece gate, Piece up) {
+  instructions_.push_back({Kind::NormGatedSilu, std::move(norm), eps, {std::move(gate), std::move(up)}, Buffer::Residual, 0});
 }
 
-void Program::logits(std::vector<float> norm, float eps, int matrix) {
-  instructions_.push_back({Kind::Logits, std::move(norm), eps, {{matrix, {}, 0}}, Buffer::Residual, 0});
+void Program::logits(std::vector<float> norm, float eps, Piece head) {
+  instructions_.push_back({Kind::Logits, std::move(norm), eps, {std::move(head)}, Buffer::Residual, 0});
 }
 
 // ----------------------------------------------------------------------------------------------------------- running
@@ -94,7 +94,7 @@ void Program::reserve(int rows) {
   ffn_.resize(n * dims_.ffn_width);
   normed_.resize(n * dims_.width);
   angles_.resize(n * dims_.head_dim);
-  records_.resize(n * QuantRows::record_bytes(widest) + 64);
+  records_.resize(n * 2 * QuantRows::record_bytes(widest) + 64);
   row_slice_.resize(n);
   row_position_.resize(n);
   buffer_bytes_ = 4 * (residual_.size() + qkv_.size() + heads_.size() + ffn_.size() + normed_.size() + angles_.size()) + records_.size();
@@ -179,44 +179,49 @@ void Program::run_embed(const Batch& batch, int member) {
 
 // ------------------------------------------------------------------------------------------------------------ linear
 
-void Program::prepare_row(const Instruction& instruction, const float* x, bool floats, int inputs, float* normed, uint8_t* record) const {
-  if (!instruction.norm.empty()) {
-    kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
-    x = normed;
-  }
-  if (!floats) kernels_.quantise(x, inputs, record);
-}
-
-// Norms and quantises the rows that a matrix is about to meet. `chosen_rows` null: all rows in order.
-Program::Input Program::prepare(const Instruction& instruction, int matrix, int rows, const int32_t* chosen_rows, int member) {
-  const bool floats = !layout_of(matrices_[matrix].format).quantised(), norm = !instruction.norm.empty();
-  const int inputs = matrices_[matrix].inputs;
+// Norms and quantises the rows that an instruction's matrices are about to meet. `chosen_rows` null: all rows in order.
+Program::Input Program::prepare(const Instruction& instruction, int rows, const int32_t* chosen_rows, int member) {
+  const Matrix& matrix = matrices_[instruction.pieces[0].matrix];
+  const bool floats = !layout_of(matrix.format).quantised(), norm = !instruction.norm.empty();
+  const bool pairs = std::any_of(instruction.pieces.begin(), instruction.pieces.end(), [](const Piece& p) { return p.fine; });
+  const int inputs = matrix.inputs, each = pairs ? 2 : 1;
   const float* source = buffer(instruction.from);
   const size_t stride = buffer_width(instruction.from), record = QuantRows::record_bytes(inputs);
   const bool own = !floats && size_t(rows) * inputs <= kPrivateValues;
   uint8_t* records = own ? members_[member].records.data() : records_.data();
   records = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(records) + 63) / 64 * 64);
   float* own_norm = members_[member].panels.data();  // free until the first panel; a row of `own` fits
-  const auto row = [&](int r) {
+  const auto prepare_row = [&](int r) {
     const float* x = source + stride * (chosen_rows ? chosen_rows[r] : r);
-    prepare_row(instruction, x, floats, inputs, own ? own_norm : &normed_[size_t(r) * (norm ? inputs : 0)], records + record * r);
+    float* normed = own ? own_norm : normed_.data() + (norm ? size_t(r) * inputs : 0);
+    uint8_t* at = records + record * each * r;
+    if (norm) kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
+    if (!floats) kernels_.quantise(norm ? normed : x, inputs, at, pairs ? at + record : nullptr);
   };
   if (own) {
-    for (int r = 0; r < rows; ++r) row(r);
+    for (int r = 0; r < rows; ++r) prepare_row(r);
   } else if (!floats || norm) {
-    team_.share(rows, row);
+    team_.share(rows, prepare_row);
     team_.barrier();
   }
   lap(Part::Rest, member);
-  return {{records, record, inputs}, norm ? normed_.data() : source, norm ? size_t(inputs) : stride};
+  return {records, inputs, each, norm ? normed_.data() : source, norm ? size_t(inputs) : stride};
 }
 
-void Program::panel(const Matrix& matrix, int panel, const Input& in, int row, int rows, float* out, uint8_t* scratch) const {
-  if (layout_of(matrix.format).quantised()) {
-    const QuantRows x{in.quantised.base + in.quantised.stride * row, in.quantised.stride, in.quantised.inputs};
-    kernels_.linear_panel(matrix, panel, x, rows, out, scratch);
-  } else {
+// Of a pair of records, a coarse piece reads the first alone; a fine one takes both as rows and adds their results.
+void Program::panel(const Piece& piece, int panel, const Input& in, int row, int rows, float* out, uint8_t* scratch) const {
+  const Matrix& matrix = matrices_[piece.matrix];
+  if (!layout_of(matrix.format).quantised()) {
     kernels_.float_panel(matrix, panel, in.floats + in.float_stride * row, in.float_stride, rows, out);
+    return;
+  }
+  const size_t record = QuantRows::record_bytes(in.inputs);
+  const uint8_t* first = in.records + record * in.each * row;
+  if (piece.fine) {
+    kernels_.linear_panel(matrix, panel, {first, record, in.inputs}, 2 * rows, out, scratch);
+    kernels_.add_pairs(out, rows);
+  } else {
+    kernels_.linear_panel(matrix, panel, {first, record * in.each, in.inputs}, rows, out, scratch);
   }
 }
 
@@ -240,14 +245,14 @@ void Program::multiply(const std::vector<Piece>& pieces, size_t count, int rows,
   });
 }
 
-// Pieces of one instruction may differ in format, but all are quantised or none: lowering sees to it.
+// Pieces of one instruction may differ in format, but all are quantised or none: the caller sees to it.
 bool Program::run_norm_linear(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.rows, nullptr, member);
+  const Input in = prepare(instruction, batch.rows, nullptr, member);
   const size_t stride = dims_.qkv_width();
   Member& mine = members_[member];
   multiply(instruction.pieces, instruction.pieces.size(), batch.rows, [&](const Piece& piece, int p, int row, int rows) {
     const Matrix& matrix = matrices_[piece.matrix];
-    panel(matrix, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
+    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
     const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
     const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
     kernels_.put(mine.panels.data(), rows, count, bias, qkv_.data() + row * stride + piece.offset + column, stride);
@@ -258,13 +263,13 @@ bool Program::run_norm_linear(const Instruction& instruction, const Batch& batch
 }
 
 void Program::run_linear_add(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.rows, nullptr, member);
+  const Input in = prepare(instruction, batch.rows, nullptr, member);
   const size_t stride = dims_.width;
   Member& mine = members_[member];
   multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
     const Matrix& matrix = matrices_[piece.matrix];
     float* tile = mine.panels.data();
-    panel(matrix, p, in, row, rows, tile, mine.unpacked.data());
+    panel(piece, p, in, row, rows, tile, mine.unpacked.data());
     const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
     if (!piece.bias.empty()) kernels_.put(tile, rows, count, piece.bias.data() + column, tile, kPanel);
     kernels_.add(tile, rows, count, residual_.data() + row * stride + column, stride);
@@ -274,15 +279,14 @@ void Program::run_linear_add(const Instruction& instruction, const Batch& batch,
 }
 
 void Program::run_gated_silu(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.rows, nullptr, member);
-  const Matrix& up = matrices_[instruction.pieces[1].matrix];
+  const Input in = prepare(instruction, batch.rows, nullptr, member);
   const size_t stride = dims_.ffn_width;
   Member& mine = members_[member];
   multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
     const Matrix& gate = matrices_[piece.matrix];
-    float *gates = mine.panels.data(), *ups = gates + size_t(kRowBlock) * kPanel;
-    panel(gate, p, in, row, rows, gates, mine.unpacked.data());
-    panel(up, p, in, row, rows, ups, mine.unpacked.data());
+    float *gates = mine.panels.data(), *ups = gates + size_t(2) * kRowBlock * kPanel;
+    panel(piece, p, in, row, rows, gates, mine.unpacked.data());
+    panel(instruction.pieces[1], p, in, row, rows, ups, mine.unpacked.data());
     const int column = p * kPanel, count = std::min(kPanel, gate.outputs - column);
     kernels_.gated_silu(gates, ups, rows, count, ffn_.data() + row * stride + column, stride);
   });
@@ -292,12 +296,12 @@ void Program::run_gated_silu(const Instruction& instruction, const Batch& batch,
 
 void Program::run_logits(const Instruction& instruction, const Batch& batch, float* out, int member) {
   if (batch.logit_count == 0) return;
-  const Input in = prepare(instruction, instruction.pieces[0].matrix, batch.logit_count, batch.logit_rows, member);
+  const Input in = prepare(instruction, batch.logit_count, batch.logit_rows, member);
   const size_t stride = dims_.vocab;
   Member& mine = members_[member];
   multiply(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int row, int rows) {
     const Matrix& matrix = matrices_[piece.matrix];
-    panel(matrix, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
+    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
     const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
     kernels_.put(mine.panels.data(), rows, count, nullptr, out + row * stride + column, stride);
   });

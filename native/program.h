@@ -41,13 +41,14 @@ class Program {
   // --- building, in the order of the network ---
   // Packs a matrix from its rows in the file; row i of the packed matrix is row `order[i]` (empty: i). Returns its number.
   int add_matrix(Format format, const uint8_t* rows, int outputs, int inputs, const std::vector<int32_t>& order);
-  struct Piece { int matrix; std::vector<float> bias; int offset; };  // columns offset.. of the destination
+  // `offset`: its columns of the destination. `fine`: its input keeps 16 bits (two 8-bit records a row) instead of 8.
+  struct Piece { int matrix; std::vector<float> bias; int offset; bool fine; };
   void embed(Format format, const uint8_t* rows);  // not copied: must outlive the program
   void norm_linear(std::vector<float> norm, float eps, std::vector<Piece> pieces);   // Residual -> norm -> Qkv
   void attention(int layer);                                                         // Qkv -> rope, cache -> Heads
   void linear_add(Piece piece, Buffer from);                                         // Heads or Ffn -> += Residual
-  void norm_gated_silu(std::vector<float> norm, float eps, int gate, int up);        // Residual -> norm -> Ffn
-  void logits(std::vector<float> norm, float eps, int matrix);
+  void norm_gated_silu(std::vector<float> norm, float eps, Piece gate, Piece up);    // Residual -> norm -> Ffn
+  void logits(std::vector<float> norm, float eps, Piece head);
 
   // --- running ---
   // Computes a checked batch; false when cancel() stopped it. `out`: [logit_count][vocab].
@@ -74,9 +75,11 @@ class Program {
     int layer = 0;
   };
 
-  // Rows ready for a matrix: quantised records, or floats where the matrix is of floats.
+  // Rows ready for a matrix: quantised records (`each` a row: 1, or 2 of which the second refines the first), or floats
+  // where the matrix is of floats.
   struct Input {
-    QuantRows quantised;
+    const uint8_t* records;
+    int inputs, each;
     const float* floats;
     size_t float_stride;
   };
@@ -103,11 +106,10 @@ class Program {
   void run_gated_silu(const Instruction&, const Batch&, int member);
   void run_logits(const Instruction&, const Batch&, float* out, int member);
 
-  Input prepare(const Instruction&, int matrix, int rows, const int32_t* chosen_rows, int member);
-  void prepare_row(const Instruction&, const float* x, bool floats, int inputs, float* normed, uint8_t* record) const;
+  Input prepare(const Instruction&, int rows, const int32_t* chosen_rows, int member);
   template <class Store>
   void multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
-  void panel(const Matrix&, int panel, const Input&, int row, int rows, float* out, uint8_t* scratch) const;
+  void panel(const Piece&, int panel, const Input&, int row, int rows, float* out, uint8_t* scratch) const;
 
   void rotate_and_store(const Batch&, int layer, int row);
   void attend(const QueryTask&, const Batch&, int layer, int member);

@@ -19,6 +19,7 @@ from twostep.kernels.lowering import (
     RotateAttend,
     lower,
 )
+from twostep.kernels.quantize import fine_weights
 from twostep.kernels.step import Slice, StepCancelledError
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
@@ -53,6 +54,7 @@ class NativeExecutor:
         threads = default_threads() if threads is None else _positive("threads", threads)
         self._program = _program(network, kv_blocks, threads, os.environ.get("TWOSTEP_ISA", "") if isa is None else isa)
         self._packed: dict[tuple[str, bool], int] = {}
+        self._fine = fine_weights(network.ops)
         try:
             for instruction in lower(network.ops):
                 self._add(instruction)
@@ -110,15 +112,16 @@ class NativeExecutor:
             case RotateAttend():
                 self._program.attention(instruction.attention.layer)
             case LinearAdd(linear):
-                from_heads = linear.x == "a"
-                self._program.linear_add(self._matrix(linear.weight), self._vector(linear.bias), from_heads)
+                weight, from_heads = linear.weight, linear.x == "a"
+                bias = self._vector(linear.bias)
+                self._program.linear_add(self._matrix(weight), bias, weight in self._fine, from_heads)
             case NormGatedSilu(norm, gate, up):
                 self._check_alike(gate, up)
-                self._program.norm_gated_silu(
-                    self._vector(norm.weight), norm.eps, self._matrix(gate.weight), self._matrix(up.weight)
-                )
+                weights, fine = (self._matrix(gate.weight), self._matrix(up.weight)), gate.weight in self._fine
+                self._program.norm_gated_silu(self._vector(norm.weight), norm.eps, *weights, fine)
             case NormLogits(norm, logits):
-                self._program.logits(self._vector(norm.weight), norm.eps, self._matrix(logits.weight))
+                head, fine = self._matrix(logits.weight), logits.weight in self._fine
+                self._program.logits(self._vector(norm.weight), norm.eps, head, fine)
 
     def _add_qkv(self, instruction: NormLinear) -> None:
         rotated = self._rotation().style == "interleaved"
@@ -131,6 +134,7 @@ class NativeExecutor:
             [self._matrix(q.weight, rotated), self._matrix(k.weight, rotated), self._matrix(v.weight)],
             [self._vector(q.bias, rotated), self._vector(k.bias, rotated), self._vector(v.bias)],
             [0, widths[0], widths[0] + widths[1]],
+            [linear.weight in self._fine for linear in (q, k, v)],
         )
 
     def _rotation(self) -> Rope:
