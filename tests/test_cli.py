@@ -1,7 +1,6 @@
 """The command as a user meets it: a process of its own, its exit code, what it writes where."""
 
 import os
-import pty
 import re
 import signal
 import struct
@@ -66,7 +65,7 @@ def test_pull_prints_the_path_of_a_model_that_is_here(default_model_path: Path) 
 @pytest.mark.usefixtures("default_model_path")
 class TestGenerate:
     def test_streams_an_answer(self) -> None:
-        result = twostep("generate", PROMPT, "--max-tokens", "16")
+        result = twostep("generate", PROMPT, "--max-tokens", "24")
         assert result.returncode == 0
         assert "sky" in result.stdout.decode().lower()
         assert result.stdout.endswith(b"\n")
@@ -177,14 +176,12 @@ class TestGenerate:
         assert process.returncode == 141
 
     def test_text_comes_as_it_is_made(self) -> None:
-        """On a terminal the first words are there while the process still runs."""
-        ours, its = pty.openpty()
-        with subprocess.Popen([COMMAND, "generate", PROMPT, "--max-tokens", "4000"], stdout=its) as process:
-            assert os.read(ours, 64)
+        """The first words are there while the process still runs, though nobody's terminal makes it flush."""
+        with subprocess.Popen([COMMAND, "generate", PROMPT, "--max-tokens", "4000"], stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            assert process.stdout.read(1)
             assert process.poll() is None
             process.kill()
-        os.close(ours)
-        os.close(its)
 
 
 def test_a_missing_file() -> None:

@@ -31,7 +31,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
 
-        parser.exit(0, f"twostep {version('twostep')}\n")
+        print(f"twostep {version('twostep')}")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
