@@ -345,11 +345,11 @@ def test_resolve_refuses_a_folder(tmp_path: Path) -> None:
 
 def test_an_unknown_name_gets_the_known_ones(folder: Path) -> None:
     folder.mkdir()
-    (folder / "mine.gguf").touch()
+    (folder / "own.gguf").touch()
     with pytest.raises(FetchError) as caught:
         resolve("smolm2", quiet())
     assert str(caught.value) == (
-        "unknown model 'smolm2'; known: smollm2-135m, mine; or give the path of a .gguf file; did you mean smollm2-135m?"
+        "unknown model 'smolm2'; known: smollm2-135m, own; or give the path of a .gguf file; did you mean smollm2-135m?"
     )
 
 
