@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,6 +10,7 @@
 #include <map>
 
 #include "program.h"
+#include "selftest.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -76,6 +78,13 @@ double read_bandwidth(size_t bytes, int threads, int passes) {
   return rates[1 + passes / 2];
 }
 
+// name -> (worst error, limit)
+std::map<std::string, std::pair<double, double>> run_selftest(const std::string& isa) {
+  std::map<std::string, std::pair<double, double>> out;
+  for (const Check& check : selftest(choose_kernels(isa))) out[check.name] = {check.error, check.limit};
+  return out;
+}
+
 void bind_program(nb::module_& module) {
   nb::class_<Program>(module, "Program")
       .def("__init__", [](Program* self, const std::vector<int>& d, const std::string& isa, int threads, int kv_blocks, const Array<float>& frequencies) {
@@ -123,6 +132,7 @@ NB_MODULE(_native, module) {
   bind_program(module);
   bind_sampling(module);
   module.def("usable_isas", &usable_isas);
+  module.def("selftest", &run_selftest);
   module.def("peak_int8", [](const std::string& isa) { return peak(choose_kernels(isa).peak_int8); });
   module.def("peak_f32", [](const std::string& isa) { return peak(choose_kernels(isa).peak_f32); });
   module.def("read_bandwidth", &read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 7, nb::call_guard<nb::gil_scoped_release>());

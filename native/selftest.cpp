@@ -1,0 +1,372 @@
+#include "selftest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+
+#include "pack.h"
+
+namespace twostep {
+namespace {
+
+// Deterministic, uniform in [0, 1).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 2654435769u + 1) {}
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  float between(float low, float high) { return low + (high - low) * static_cast<float>(uniform()); }
+  int below(int limit) { return static_cast<int>(uniform() * limit); }
+  std::vector<float> floats(size_t count, float size) {
+    std::vector<float> out(count);
+    for (float& x : out) x = between(-size, size);
+    return out;
+  }
+
+ private:
+  uint64_t next() {  // splitmix64
+    uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  uint64_t state_;
+};
+
+class Worst {
+ public:
+  void see(double error) { worst_ = std::isnan(error) ? INFINITY : std::max(worst_, error); }
+  void count_difference(const float* a, const float* b, size_t count) { worst_ += std::memcmp(a, b, count * 4) != 0; }
+  double value() const { return worst_; }
+
+ private:
+  double worst_ = 0;
+};
+
+// Memory at the end of which reading is noticed by a sanitiser; aligned as the arena's.
+struct Bytes64 {
+  explicit Bytes64(size_t size) : data(static_cast<uint8_t*>(std::aligned_alloc(64, (size + 63) / 64 * 64)), std::free) {
+    std::memset(data.get(), 0, (size + 63) / 64 * 64);
+  }
+  std::unique_ptr<uint8_t, void (*)(void*)> data;
+};
+
+const char* name_of(Format format) {
+  switch (format) {
+    case Format::F32: return "F32";
+    case Format::F16: return "F16";
+    case Format::BF16: return "BF16";
+    case Format::Q4_0: return "Q4_0";
+    case Format::Q4_1: return "Q4_1";
+    case Format::Q5_0: return "Q5_0";
+    case Format::Q8_0: return "Q8_0";
+    case Format::Q4_K: return "Q4_K";
+    default: return "Q6_K";
+  }
+}
+
+// Rows as a file would hold them: any bits are a valid weight but for the scales, which are made small and finite.
+std::vector<uint8_t> random_rows(Format format, int outputs, int inputs, Random& random) {
+  const Layout layout = layout_of(format);
+  std::vector<uint8_t> out(layout.file_row_bytes(inputs) * outputs);
+  for (uint8_t& byte : out) byte = random.below(256);
+  const auto half = [&](size_t at) {  // f16 in +-[2^-6, 2^-5)
+    const uint16_t bits = (random.below(2) << 15) | (9 << 10) | random.below(1024);
+    std::memcpy(&out[at], &bits, 2);
+  };
+  for (size_t block = 0; block < out.size(); block += layout.block_bytes) {
+    if (format == Format::Q6_K) half(block + 208);
+    else if (format == Format::BF16) out[block + 1] = 0x3c | random.below(2) << 7;
+    else if (format == Format::F32) out[block + 3] = 0x3c | random.below(2) << 7;
+    else half(block);
+    if (format == Format::Q4_1 || format == Format::Q4_K) half(block + 2);
+  }
+  return out;
+}
+
+struct TestMatrix {
+  std::vector<float> weights;  // [outputs][inputs]
+  Bytes64 memory;
+  Matrix matrix;
+};
+
+TestMatrix make_matrix(Format format, int outputs, int inputs, Random& random) {
+  const Layout layout = layout_of(format);
+  const std::vector<uint8_t> rows = random_rows(format, outputs, inputs, random);
+  Matrix matrix{format, outputs, inputs, nullptr, layout.panel_bytes(inputs)};
+  TestMatrix out{std::vector<float>(size_t(outputs) * inputs), Bytes64(matrix.panel_bytes * matrix.panels()), matrix};
+  out.matrix.data = out.memory.data.get();
+  for (int row = 0; row < outputs; ++row)
+    decode_row(format, rows.data() + row * layout.file_row_bytes(inputs), inputs, &out.weights[size_t(row) * inputs]);
+  for (int p = 0; p < matrix.panels(); ++p) {
+    const uint8_t* sources[kPanel];
+    for (int c = 0; c < kPanel; ++c) {
+      const int row = p * kPanel + c;
+      sources[c] = row < outputs ? rows.data() + row * layout.file_row_bytes(inputs) : nullptr;
+    }
+    pack_panel(format, sources, inputs, out.memory.data.get() + p * matrix.panel_bytes);
+  }
+  return out;
+}
+
+// Error of one panel's results against double sums, relative to the sum of sizes; x is [rows][inputs].
+void compare_panel(const TestMatrix& test, int panel, const std::vector<double>& x, int rows, const float* out, Worst& worst) {
+  const int inputs = test.matrix.inputs;
+  for (int r = 0; r < rows; ++r)
+    for (int c = 0; c < kPanel && panel * kPanel + c < test.matrix.outputs; ++c) {
+      const float* w = &test.weights[size_t(panel * kPanel + c) * inputs];
+      double sum = 0, size = 0;
+      for (int i = 0; i < inputs; ++i) {
+        sum += w[i] * x[size_t(r) * inputs + i];
+        size += std::fabs(w[i] * x[size_t(r) * inputs + i]);
+      }
+      worst.see(std::fabs(out[r * kPanel + c] - sum) / (size + 1e-30));
+    }
+}
+
+void check_quantised(const Kernels& k, Format format, int inputs, int rows, Worst& error, Worst& company) {
+  Random random(inputs * 131 + rows);
+  const TestMatrix test = make_matrix(format, kPanel + 5, inputs, random);
+  const size_t record = QuantRows::record_bytes(inputs);
+  Bytes64 records(record * rows), scratch(kScratchBytes);
+  std::vector<double> rounded(size_t(rows) * inputs);
+  for (int r = 0; r < rows; ++r) {
+    k.quantise(random.floats(inputs, 3).data(), inputs, records.data.get() + record * r, nullptr);
+    const QuantRows row{records.data.get() + record * r, record, inputs};
+    for (int i = 0; i < inputs; ++i) rounded[size_t(r) * inputs + i] = double(row.scales(0)[i / kGroup]) * row.values(0)[i];
+  }
+  std::vector<float> all(rows * kPanel), one(kPanel);
+  for (int p = 0; p < test.matrix.panels(); ++p) {
+    k.linear_panel(test.matrix, p, {records.data.get(), record, inputs}, rows, all.data(), scratch.data.get());
+    compare_panel(test, p, rounded, rows, all.data(), error);
+    for (int r = 0; r < rows; ++r) {
+      k.linear_panel(test.matrix, p, {records.data.get() + record * r, record, inputs}, 1, one.data(), scratch.data.get());
+      company.count_difference(one.data(), &all[r * kPanel], kPanel);
+    }
+  }
+}
+
+void check_floats(const Kernels& k, Format format, int inputs, int rows, Worst& error, Worst& company) {
+  Random random(inputs * 137 + rows);
+  const TestMatrix test = make_matrix(format, kPanel + 3, inputs, random);
+  const std::vector<float> x = random.floats(size_t(rows) * inputs, 3);
+  std::vector<float> all(rows * kPanel), one(kPanel);
+  for (int p = 0; p < test.matrix.panels(); ++p) {
+    k.float_panel(test.matrix, p, x.data(), inputs, rows, all.data());
+    compare_panel(test, p, {x.begin(), x.end()}, rows, all.data(), error);
+    for (int r = 0; r < rows; ++r) {
+      k.float_panel(test.matrix, p, &x[size_t(r) * inputs], inputs, 1, one.data());
+      company.count_difference(one.data(), &all[r * kPanel], kPanel);
+    }
+  }
+}
+
+void check_linear(const Kernels& k, std::vector<Check>& out) {
+  for (Format format : {Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q8_0, Format::Q4_K, Format::Q6_K}) {
+    Worst error, company;
+    const int unit = layout_of(format).block_elements;
+    for (int inputs : {unit, 3 * unit, (kScratchGroups * kGroup / unit + 1) * unit})
+      for (int rows : {1, 2, 3, 5, 13, 29}) check_quantised(k, format, inputs, rows, error, company);
+    out.push_back({std::string("linear ") + name_of(format), error.value(), 2e-6});
+    out.push_back({std::string("linear ") + name_of(format) + ", rows alone and together", company.value(), 0});
+  }
+  for (Format format : {Format::F32, Format::F16, Format::BF16}) {
+    Worst error, company;
+    for (int inputs : {1, 7, 64, 172})
+      for (int rows : {1, 2, 5, 13, 25}) check_floats(k, format, inputs, rows, error, company);
+    out.push_back({std::string("linear ") + name_of(format), error.value(), 2e-6});
+    out.push_back({std::string("linear ") + name_of(format) + ", rows alone and together", company.value(), 0});
+  }
+}
+
+// Rounding is to the nearest multiple of the scale, and the sums are those of the values; with a refinement the
+// remainder is at most 1/508 of the scale.
+void check_quantise(const Kernels& k, std::vector<Check>& out) {
+  Worst coarse, fine, sums;
+  for (int inputs : {32, 96, 576}) {
+    Random random(inputs);
+    std::vector<float> x = random.floats(inputs, 5);
+    std::fill_n(x.begin(), kGroup, 0.0f);  // a group of zeros
+    const size_t record = QuantRows::record_bytes(inputs);
+    Bytes64 records(2 * record);
+    k.quantise(x.data(), inputs, records.data.get(), records.data.get() + record);
+    const QuantRows rows{records.data.get(), record, inputs};
+    for (int i = 0; i < inputs; ++i) {
+      const int g = i / kGroup;
+      const double scale = rows.scales(0)[g], left = x[i] - scale * rows.values(0)[i];
+      coarse.see(scale > 0 ? std::fabs(left) / scale - 0.5 : std::fabs(left));
+      fine.see(scale > 0 ? std::fabs(left - double(rows.scales(1)[g]) * rows.values(1)[i]) / scale - 1.0 / 508 : 0);
+    }
+    for (int row = 0; row < 2; ++row)
+      for (int g = 0; g < inputs / kGroup; ++g) {
+        int halves[2] = {0, 0};
+        for (int i = 0; i < kGroup; ++i) halves[i / 16] += rows.values(row)[g * kGroup + i];
+        sums.see(halves[0] != rows.half_sums(row)[2 * g] || halves[1] != rows.half_sums(row)[2 * g + 1]);
+        sums.see(rows.scaled_sums(row)[g] != rows.scales(row)[g] * float(halves[0] + halves[1]));
+      }
+  }
+  out.push_back({"quantise, distance beyond half a step", coarse.value(), 1e-5});
+  out.push_back({"quantise with refinement", fine.value(), 1e-5});
+  out.push_back({"quantise, sums", sums.value(), 0});
+}
+
+void check_rows(const Kernels& k, std::vector<Check>& out) {
+  Worst norm, silu, rotation, panels;
+  Random random(7);
+  for (int n : {1, 15, 16, 17, 64, 576}) {
+    const std::vector<float> x = random.floats(n, 4), w = random.floats(n, 2);
+    std::vector<float> y(n);
+    k.rms_norm(x.data(), w.data(), 1e-5f, n, y.data());
+    double squares = 0;
+    for (float v : x) squares += double(v) * v;
+    for (int i = 0; i < n; ++i) norm.see(std::fabs(y[i] - x[i] / std::sqrt(squares / n + 1e-5) * w[i]));
+  }
+  for (int i = 0; i < 50; ++i) {
+    const int count = 1 + random.below(kPanel);
+    const std::vector<float> gate = random.floats(2 * kPanel, 100), up = random.floats(2 * kPanel, 3);
+    std::vector<float> y(2 * count);
+    k.gated_silu(gate.data(), up.data(), 2, count, y.data(), count);
+    for (int j = 0; j < 2 * count; ++j) {
+      const int at = j / count * kPanel + j % count;
+      const double expected = gate[at] / (1 + std::exp(-double(gate[at]))) * up[at];
+      silu.see(std::fabs(y[j] - expected) / (std::fabs(expected) + 1e-3));
+    }
+  }
+  for (int dim : {2, 6, 8, 64, 128}) {
+    std::vector<float> head = random.floats(dim, 2), cos_sin(dim);
+    const std::vector<float> before = head;
+    for (int i = 0; i < dim / 2; ++i) {
+      cos_sin[i] = std::cos(0.3f * i);
+      cos_sin[dim / 2 + i] = std::sin(0.3f * i);
+    }
+    k.rope(head.data(), cos_sin.data(), dim, 0.125f);
+    for (int i = 0; i < dim / 2; ++i) {
+      const double a = before[i], b = before[i + dim / 2], c = cos_sin[i], s = cos_sin[dim / 2 + i];
+      rotation.see(std::fabs(head[i] - (a * c - b * s) / 8));
+      rotation.see(std::fabs(head[i + dim / 2] - (b * c + a * s) / 8));
+    }
+  }
+  const std::vector<float> panel = random.floats(3 * kPanel, 1), bias = random.floats(kPanel, 1);
+  for (int count : {1, 9, 16}) {
+    std::vector<float> y(3 * count, 0.5f);
+    k.put(panel.data(), 3, count, bias.data(), y.data(), count);
+    k.add(panel.data(), 3, count, y.data(), count);
+    for (int j = 0; j < 3 * count; ++j) {
+      const float p = panel[j / count * kPanel + j % count];
+      panels.see(std::fabs(y[j] - (2 * p + bias[j % count])));
+    }
+  }
+  out.push_back({"rms norm", norm.value(), 2e-5});
+  out.push_back({"gated silu", silu.value(), 2e-6});
+  out.push_back({"rope", rotation.value(), 1e-6});
+  out.push_back({"put and add", panels.value(), 1e-6});
+}
+
+// One head's cache over a shuffled block table, filled by write_kv.
+class TestCache {
+ public:
+  TestCache(const Kernels& k, int head_dim, int positions, Random& random)
+      : dim_(head_dim), keys_(random.floats(size_t(positions) * head_dim, 2)), values_(random.floats(size_t(positions) * head_dim, 2)),
+        memory_(size_t(positions + kBlock) * 2 * padded(head_dim) * 2 + 4096) {
+    keys_[0] = 1e6f;  // beyond f16: saturates
+    const int blocks = (positions + kBlock - 1) / kBlock;
+    for (int b = 0; b < blocks; ++b) table_.push_back(blocks - 1 - b);
+    for (int p = 0; p < positions; ++p) {
+      const KvView kv = view();
+      k.write_kv(&keys_[size_t(p) * dim_], &values_[size_t(p) * dim_], dim_, p % kBlock, const_cast<uint16_t*>(kv.keys(p / kBlock)),
+                 const_cast<uint16_t*>(kv.values(p / kBlock)));
+    }
+  }
+  KvView view() const {
+    return {reinterpret_cast<const uint16_t*>(memory_.data.get()), size_t(2) * padded(dim_) * kBlock, table_.data(), dim_};
+  }
+  double key(int position, int i) const { return f16_to_f32(view().keys(position / kBlock)[i * kBlock + position % kBlock]); }
+  double value(int position, int i) const {
+    return f16_to_f32(view().values(position / kBlock)[size_t(position % kBlock) * padded(dim_) + i]);
+  }
+  // Distance of what is stored from what was written, beyond half a unit of the last place of f16.
+  double rounding_error(int positions) const {
+    double worst = 0;
+    for (int p = 0; p < positions; ++p)
+      for (int i = 0; i < dim_; ++i) {
+        const double wanted = std::clamp(double(keys_[size_t(p) * dim_ + i]), -65504.0, 65504.0), v = values_[size_t(p) * dim_ + i];
+        worst = std::max(worst, std::fabs(key(p, i) - wanted) - std::max(std::fabs(wanted) * 0x1p-11, 0x1p-25));
+        worst = std::max(worst, std::fabs(value(p, i) - v) - std::max(std::fabs(v) * 0x1p-11, 0x1p-25));
+      }
+    return worst;
+  }
+
+ private:
+  int dim_;
+  std::vector<float> keys_, values_;
+  Bytes64 memory_;
+  std::vector<int32_t> table_;
+};
+
+// All splits of a tile, merged in order: [rows][head_dim].
+std::vector<float> attend_all(const Kernels& k, const QueryTile& tile, const KvView& kv) {
+  const size_t stride = state_floats(kv.head_dim);
+  std::vector<float> states(kMaxQueryRows * stride), next(states.size()), scratch(attend_scratch_floats(kv.head_dim));
+  k.attend(tile, kv, 0, states.data(), scratch.data());
+  for (int split = 1; split * kSplit < tile.position + tile.tokens; ++split) {
+    k.attend(tile, kv, split, next.data(), scratch.data());
+    for (int r = 0; r < tile.rows(); ++r) k.merge(&states[r * stride], &next[r * stride], kv.head_dim);
+  }
+  std::vector<float> out(size_t(tile.rows()) * kv.head_dim);
+  for (int r = 0; r < tile.rows(); ++r) k.finish(&states[r * stride], kv.head_dim, &out[size_t(r) * kv.head_dim]);
+  return out;
+}
+
+void compare_attention(const TestCache& cache, const QueryTile& tile, int dim, const std::vector<float>& found, Worst& error) {
+  for (int r = 0; r < tile.rows(); ++r) {
+    const int positions = tile.position + r / tile.group + 1;
+    std::vector<double> p(positions), out(dim, 0.0);
+    double highest = -INFINITY, sum = 0;
+    for (int t = 0; t < positions; ++t) {
+      for (int i = 0; i < dim; ++i) p[t] += tile.row(r)[i] * cache.key(t, i);
+      highest = std::max(highest, p[t]);
+    }
+    for (double& x : p) sum += x = std::exp(x - highest);
+    for (int i = 0; i < dim; ++i) {
+      for (int t = 0; t < positions; ++t) out[i] += p[t] * cache.value(t, i);
+      error.see(std::fabs(found[size_t(r) * dim + i] - out[i] / sum));
+    }
+  }
+}
+
+void check_attention(const Kernels& k, std::vector<Check>& out) {
+  Worst error, company, cache_error;
+  struct Case { int dim, group, tokens, position; };
+  for (const Case& c : {Case{8, 2, 1, 0}, {8, 2, 7, 0}, {24, 1, 3, 61}, {64, 3, 16, 0}, {64, 3, 16, 500}, {64, 3, 1, 1030}, {80, 5, 9, 57}, {128, 7, 6, 507}}) {
+    Random random(c.dim * 7 + c.tokens + c.position);
+    const TestCache cache(k, c.dim, c.position + c.tokens, random);
+    const std::vector<float> q = random.floats(size_t(c.tokens) * c.group * c.dim, 0.3f);
+    const size_t token_stride = size_t(c.group) * c.dim;
+    const QueryTile tile{q.data(), token_stride, size_t(c.dim), c.tokens, c.group, c.position};
+    const std::vector<float> found = attend_all(k, tile, cache.view());
+    compare_attention(cache, tile, c.dim, found, error);
+    for (int t = 0; t < c.tokens; ++t)
+      for (int h = 0; h < c.group; ++h) {
+        const QueryTile lone{q.data() + t * token_stride + h * c.dim, token_stride, size_t(c.dim), 1, 1, c.position + t};
+        company.count_difference(attend_all(k, lone, cache.view()).data(), &found[(size_t(t) * c.group + h) * c.dim], c.dim);
+      }
+    cache_error.see(cache.rounding_error(c.position + c.tokens));
+  }
+  out.push_back({"attention", error.value(), 1e-5});
+  out.push_back({"attention, queries alone and together", company.value(), 0});
+  out.push_back({"write to the cache", cache_error.value(), 1e-9});
+}
+
+}  // namespace
+
+std::vector<Check> selftest(const Kernels& kernels) {
+  std::vector<Check> out;
+  check_linear(kernels, out);
+  check_quantise(kernels, out);
+  check_rows(kernels, out);
+  check_attention(kernels, out);
+  return out;
+}
+
+}  // namespace twostep
