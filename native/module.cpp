@@ -133,7 +133,7 @@ NB_MODULE(_native, module) {
   bind_sampling(module);
   module.def("usable_isas", &usable_isas);
   module.def("selftest", &run_selftest);
-  module.def("peak_int8", [](const std::string& isa) { return peak(choose_kernels(isa).peak_int8); });
-  module.def("peak_f32", [](const std::string& isa) { return peak(choose_kernels(isa).peak_f32); });
+  module.def("peak_int8", [](const std::string& isa) { return peak(choose_kernels(isa).peak_int8); }, nb::call_guard<nb::gil_scoped_release>());
+  module.def("peak_f32", [](const std::string& isa) { return peak(choose_kernels(isa).peak_f32); }, nb::call_guard<nb::gil_scoped_release>());
   module.def("read_bandwidth", &read_bandwidth, "bytes"_a, "threads"_a, "passes"_a = 7, nb::call_guard<nb::gil_scoped_release>());
 }

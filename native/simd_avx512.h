@@ -98,7 +98,7 @@ struct Dot {
     total = _mm512_dpbusd_epi32(total, w1.v, broadcast_4(x + 4));
   }
   I32 sum() const { return {total}; }
-  void pin() { asm("" : "+v"(total)); }
+  void pin() { asm volatile("" : "+v"(total)); }  // as if the sums were used
 };
 
 }  // namespace twostep::TWOSTEP_ISA

@@ -136,7 +136,7 @@ struct Dot {
     std::memcpy(&out.v, total, 64);
     return out;
   }
-  void pin() { asm volatile("" : : "r"(total) : "memory"); }
+  void pin() { asm volatile("" : : "r"(total) : "memory"); }  // as if the sums were used
 
  private:
   void add_step(const Weights& w, const int8_t* x) {
