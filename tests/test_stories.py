@@ -1,12 +1,17 @@
 """A real, tiny model tells the story that its author published."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.compare import continue_greedily
 
+from twostep.kernels.native import NativeExecutor
 from twostep.kernels.reference import ReferenceExecutor
+from twostep.kernels.step import Executor
 from twostep.model.families import load_network
 from twostep.model.gguf import GgufFile, read_gguf
+from twostep.model.network import Network
 
 STORIES = Path(__file__).parent / "data" / "stories260k.gguf"
 PUBLISHED = (  # karpathy/llama2.c, doc/stories260K.md, temperature 0
@@ -17,9 +22,10 @@ BEGIN = 1
 TOKENS = 90
 
 
-def test_the_reference_tells_the_published_story() -> None:
+@pytest.mark.parametrize("kind", [ReferenceExecutor, NativeExecutor])
+def test_it_tells_the_published_story(kind: Callable[[Network, int], Executor]) -> None:
     file = read_gguf(STORIES)
-    ids = continue_greedily(ReferenceExecutor(load_network(file), 8), [BEGIN], TOKENS)
+    ids = continue_greedily(kind(load_network(file), 8), [BEGIN], TOKENS)
     assert told(file, ids).startswith(PUBLISHED)
 
 

@@ -104,6 +104,13 @@ def top50_error(golden: GoldenPrompt, logits: Floats) -> float:
     return float(np.abs(ours - golden.top_logp[:, :50]).max())
 
 
+def top50_difference(reference: Floats, logits: Floats) -> float:
+    """Largest difference of log-probabilities over the fifty likeliest tokens of every row of `reference`."""
+    log_p, log_q = log_softmax(reference), log_softmax(logits)
+    top = np.argpartition(-log_p, 50, axis=-1)[:, :50]
+    return float(np.abs(np.take_along_axis(log_p - log_q, top, axis=-1)).max())
+
+
 def kl_per_position(golden: GoldenPrompt, logits: Floats) -> NDArray[np.float64]:
     """KL(oracle ‖ ours), all but the golden file's top tokens taken as one outcome: shape (positions,)."""
     log_p = golden.top_logp.astype(np.float64)
