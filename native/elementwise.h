@@ -46,49 +46,61 @@ inline void rms_norm(const float* x, const float* weight, float eps, int inputs,
 }
 
 // The parts of a record of QuantRows.
+template <class Value>
 struct Record {
-  int8_t* values;
+  Value* values;
   float *scales, *scaled_sums;
   int32_t* half_sums;
   Record(uint8_t* at, int inputs) {
-    values = reinterpret_cast<int8_t*>(at);
-    scales = reinterpret_cast<float*>(at + inputs);
+    values = reinterpret_cast<Value*>(at);
+    scales = reinterpret_cast<float*>(values + inputs);
     scaled_sums = scales + inputs / kGroup;
     half_sums = reinterpret_cast<int32_t*>(scaled_sums + inputs / kGroup);
   }
+  void put_sums(int g, float scale, int32_t first_half, int32_t second_half) const {
+    half_sums[2 * g] = first_half;
+    half_sums[2 * g + 1] = second_half;
+    scales[g] = scale;
+    scaled_sums[g] = scale * static_cast<float>(first_half + second_half);
+  }
 };
 
-struct Halves { F32 a, b; };  // a group's two vectors
-
-// Rounds a group by its scale into the record; returns what is left of it.
-inline Halves quantise_group(Halves x, float scale, int g, const Record& record) {
-  const F32 divisor = set1(scale > 0 ? scale : std::numeric_limits<float>::infinity());
-  const I32 qa = round_to_int(x.a / divisor), qb = round_to_int(x.b / divisor);
-  store_i8(record.values + g * kGroup, qa);
-  store_i8(record.values + g * kGroup + kPanel, qb);
-  const int32_t sum_a = horizontal_sum(qa), sum_b = horizontal_sum(qb);
-  record.half_sums[2 * g] = sum_a;
-  record.half_sums[2 * g + 1] = sum_b;
-  record.scales[g] = scale;
-  record.scaled_sums[g] = scale * static_cast<float>(sum_a + sum_b);
-  return {x.a - to_float(qa) * set1(scale), x.b - to_float(qb) * set1(scale)};
-}
-
-// One row to a record of QuantRows: scale = max|x| / 127 of the group, 0 where that is not a normal number. What rounding
-// left is at most half a scale, so 1/254 of the scale holds it in another record.
-inline void quantise(const float* x, int inputs, uint8_t* record, uint8_t* refinement) {
-  const Record coarse(record, inputs), fine(refinement ? refinement : record, inputs);
-  for (int g = 0; g < inputs / kGroup; ++g) {
-    const Halves group{load(x + g * kGroup), load(x + g * kGroup + kPanel)};
-    float scale = horizontal_max(max(abs(group.a), abs(group.b))) / 127.0f;
-    if (!(scale >= std::numeric_limits<float>::min())) scale = 0;
-    const Halves left = quantise_group(group, scale, g, coarse);
-    if (refinement) quantise_group(left, scale / 254.0f, g, fine);
+inline void store_fine(int16_t* to, I32 q) {
+  int32_t values[kPanel];
+  store(values, q);
+  for (int i = 0; i < kPanel; i += 4) {
+    to[i] = static_cast<int16_t>(values[i]);
+    to[i + 1] = static_cast<int16_t>(values[i + 2]);
+    to[i + 2] = static_cast<int16_t>(values[i + 1]);
+    to[i + 3] = static_cast<int16_t>(values[i + 3]);
   }
 }
 
-inline void add_pairs(float* panel, int rows) {
-  for (int r = 0; r < rows; ++r) store(panel + r * kPanel, load(panel + 2 * r * kPanel) + load(panel + (2 * r + 1) * kPanel));
+// One row to a record, a fine record, or both. 8 bits: q = round(x / scale), scale = max|x| / 127 of the group, 0 where that
+// is not a normal number. 16 bits: with scale / 254, 254 · q for the 8-bit q, plus what it left.
+inline void quantise(const float* x, int inputs, uint8_t* record, uint8_t* fine_record) {
+  for (int g = 0; g < inputs / kGroup; ++g) {
+    const F32 a = load(x + g * kGroup), b = load(x + g * kGroup + kPanel);
+    float scale = horizontal_max(max(abs(a), abs(b))) / 127.0f;
+    if (!(scale >= std::numeric_limits<float>::min())) scale = 0;
+    const F32 divisor = set1(scale > 0 ? scale : std::numeric_limits<float>::infinity());
+    const I32 qa = round_to_int(a / divisor), qb = round_to_int(b / divisor);
+    if (record) {
+      const Record<int8_t> to(record, inputs);
+      store_i8(to.values + g * kGroup, qa);
+      store_i8(to.values + g * kGroup + kPanel, qb);
+      to.put_sums(g, scale, horizontal_sum(qa), horizontal_sum(qb));
+    }
+    if (fine_record) {
+      const Record<int16_t> to(fine_record, inputs);
+      const F32 step = set1(scale > 0 ? scale / 254.0f : std::numeric_limits<float>::infinity());
+      const I32 fa = round_to_int(fma(to_float(qa), set1(254.0f), (a - to_float(qa) * set1(scale)) / step));
+      const I32 fb = round_to_int(fma(to_float(qb), set1(254.0f), (b - to_float(qb) * set1(scale)) / step));
+      store_fine(to.values + g * kGroup, fa);
+      store_fine(to.values + g * kGroup + kPanel, fb);
+      to.put_sums(g, scale / 254.0f, horizontal_sum(fa), horizontal_sum(fb));
+    }
+  }
 }
 
 inline void put(const float* panel, int rows, int count, const float* bias, float* out, size_t stride) {

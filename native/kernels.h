@@ -15,17 +15,25 @@ constexpr int kBlock = 16;                                         // token posi
 constexpr int kTile = 64;                                          // positions of one softmax tile
 constexpr int kSplit = 512;  // positions whose softmax is computed on its own and merged in order; fixed from position 0
 
-// Rows quantised to 8 bits in groups of 32: value = scale · q. A record is q[inputs], scale[groups], scale · sum(q)[groups],
-// sum(q) of each half group [2 · groups].
+// Rows quantised in groups of 32: value = scale · q, q of 8 bits, or of 16 where `fine`. A record is q[inputs],
+// scale[groups], scale · sum(q)[groups], sum(q) of each half group [2 · groups]. Fine values lie in the order 0, 2, 1, 3 of
+// each four: bytes 0 and 2 of an output's four weights are the even 16-bit lanes, 1 and 3 the odd ones.
 struct QuantRows {
   const uint8_t* base;
   size_t stride;
   int inputs;
-  static size_t record_bytes(int inputs) { return (size_t(inputs) + inputs / kGroup * 16 + 63) / 64 * 64; }
-  const int8_t* values(int row) const { return reinterpret_cast<const int8_t*>(base + row * stride); }
-  const float* scales(int row) const { return reinterpret_cast<const float*>(base + row * stride + inputs); }
-  const float* scaled_sums(int row) const { return scales(row) + inputs / kGroup; }
-  const int32_t* half_sums(int row) const { return reinterpret_cast<const int32_t*>(scales(row) + 2 * (inputs / kGroup)); }
+  bool fine;
+  static size_t record_bytes(int inputs, bool fine) {
+    return (size_t(inputs) * (fine ? 2 : 1) + inputs / kGroup * 16 + 63) / 64 * 64;
+  }
+  template <class Value>
+  const Value* values(int row) const { return reinterpret_cast<const Value*>(base + row * stride); }
+  template <class Value>
+  const float* scales(int row) const { return reinterpret_cast<const float*>(values<Value>(row) + inputs); }
+  template <class Value>
+  const float* scaled_sums(int row) const { return scales<Value>(row) + inputs / kGroup; }
+  template <class Value>
+  const int32_t* half_sums(int row) const { return reinterpret_cast<const int32_t*>(scales<Value>(row) + 2 * (inputs / kGroup)); }
 };
 
 // Head sizes are padded with zeros to whole vectors in the cache and in softmax states.
@@ -54,11 +62,10 @@ struct QueryTile {
 struct Kernels {
   const char* name;
   int rows;  // of one quantised tile: below it weights are unpacked as they are used
-  void (*quantise)(const float* x, int inputs, uint8_t* record, uint8_t* refinement);  // of what `record` left; or null
+  void (*quantise)(const float* x, int inputs, uint8_t* record, uint8_t* fine_record);  // either may be null
   void (*rms_norm)(const float* x, const float* weight, float eps, int inputs, float* out);
   void (*linear_panel)(const Matrix&, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch);
   void (*float_panel)(const Matrix&, int panel, const float* x, size_t x_stride, int rows, float* out);
-  void (*add_pairs)(float* panel, int rows);  // row r = row 2r + row 2r+1
   // out[row][0..count-1] = panel[row][..] (+ bias); or += ; or silu(gate panel) · up panel
   void (*put)(const float* panel, int rows, int count, const float* bias, float* out, size_t stride);
   void (*add)(const float* panel, int rows, int count, float* out, size_t stride);

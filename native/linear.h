@@ -141,17 +141,43 @@ struct Unpacked : Traits<kFormat> {
   Group at(int g) const { return {scratch + size_t(g - first) * kBytes}; }
 };
 
+// Rows of 8-bit or 16-bit values meet the weights in different instructions.
+template <int kMax, bool kFine>
+using DotOf = std::conditional_t<kFine, FineDot, Dot<kMax>>;
+
 // From the sum of unsigned weights to that of (q - zero), given the row's sums of the group's two halves.
-template <class Source, int kHalf>
+template <class Source, class D, int kHalf>
 TWOSTEP_INLINE inline I32 subtract_zero(I32 sum, const int32_t* half_sums) {
-  if constexpr (Source::kZero == 0 || Dot<Source::kMax>::kTakesZero) return sum;
+  if constexpr (Source::kZero == 0 || D::kTakesZero) return sum;
   else return subtract(sum, Source::kZero * (Source::kHalves == 2 ? half_sums[kHalf] : half_sums[0] + half_sums[1]));
 }
 
+// One pair of steps of all rows of a tile.
+template <int kCount, bool kFirst, class D>
+TWOSTEP_INLINE inline void add_pair(D* dot, Bytes w0, Bytes w1, const QuantRows& x, int row, int offset) {
+  using Value = typename D::Value;
+  if constexpr (D::kStepwise) {  // weights of one step fill the registers
+    const typename D::Weights u0 = D::prepare(w0);
+    unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+      if constexpr (kFirst) dot[r].start(u0, x.values<Value>(row + r) + offset);
+      else dot[r].add(u0, x.values<Value>(row + r) + offset);
+    });
+    const typename D::Weights u1 = D::prepare(w1);
+    unroll<kCount>([&](auto r) TWOSTEP_INLINE { dot[r].add(u1, x.values<Value>(row + r) + offset + 4); });
+  } else {
+    const typename D::Weights u0 = D::prepare(w0), u1 = D::prepare(w1);
+    unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+      if constexpr (kFirst) dot[r].start(u0, u1, x.values<Value>(row + r) + offset);
+      else dot[r].add(u0, u1, x.values<Value>(row + r) + offset);
+    });
+  }
+}
+
 // Accumulates groups g0..g1-1 of kCount rows into out[row][16]; starts from zero when g0 is 0.
-template <int kCount, class Source>
+template <int kCount, bool kFine, class Source>
 TWOSTEP_INLINE inline void tile(const Source& source, int g0, int g1, const QuantRows& x, int row, float* out) {
-  using D = Dot<Source::kMax>;
+  using D = DotOf<Source::kMax, kFine>;
+  using Value = typename D::Value;
   constexpr int kPairs = 4 / Source::kHalves;
   F32 acc[kCount];
   unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = g0 ? load(out + r * kPanel) : zero(); });
@@ -161,22 +187,17 @@ TWOSTEP_INLINE inline void tile(const Source& source, int g0, int g1, const Quan
       D dot[kCount];
       unroll<kPairs>([&](auto p) TWOSTEP_INLINE {
         const auto [w0, w1] = group.template pair<half * kPairs + p>();
-        const typename D::Weights u0 = D::prepare(w0), u1 = D::prepare(w1);
-        const int offset = g * kGroup + (half * kPairs + p) * 8;
-        unroll<kCount>([&](auto r) TWOSTEP_INLINE {
-          if constexpr (p == 0) dot[r].start(u0, u1, x.values(row + r) + offset);
-          else dot[r].add(u0, u1, x.values(row + r) + offset);
-        });
+        add_pair<kCount, p == 0>(dot, w0, w1, x, row, g * kGroup + (half * kPairs + p) * 8);
       });
       const F32 scale = group.scale(half);
       unroll<kCount>([&](auto r) TWOSTEP_INLINE {
-        const I32 sum = subtract_zero<Source, half>(dot[r].sum(), x.half_sums(row + r) + 2 * g);
-        acc[r] = fma(to_float(sum), scale * set1(x.scales(row + r)[g]), acc[r]);
+        const I32 sum = subtract_zero<Source, D, half>(dot[r].sum(), x.half_sums<Value>(row + r) + 2 * g);
+        acc[r] = fma(to_float(sum), scale * set1(x.scales<Value>(row + r)[g]), acc[r]);
       });
     });
     if constexpr (Source::kHasMin) {
       const F32 min = group.min();
-      unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = fma(min, set1(x.scaled_sums(row + r)[g]), acc[r]); });
+      unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = fma(min, set1(x.scaled_sums<Value>(row + r)[g]), acc[r]); });
     }
   }
   unroll<kCount>([&](auto r) TWOSTEP_INLINE { store(out + r * kPanel, acc[r]); });
@@ -189,32 +210,45 @@ inline void in_tiles(int rows, F&& f, int row = 0) {
   if constexpr (kLargest > 1) in_tiles<(kLargest + 1) / 2>(rows, f, row);
 }
 
-template <class Source>
+template <bool kFine, class Source>
 inline void rows_of_panel(const Source& source, int g0, int g1, const QuantRows& x, int rows, float* out) {
-  in_tiles<kRows>(rows, [&](int row, auto count) { tile<count>(source, g0, g1, x, row, out + size_t(row) * kPanel); });
+  in_tiles<kRows>(rows, [&](int row, auto count) { tile<count, kFine>(source, g0, g1, x, row, out + size_t(row) * kPanel); });
 }
 
-template <Format kFormat>
+// While one panel is computed the next one comes from memory; the last one's next is past the matrix, which is harmless.
+inline void prefetch_panel(const Matrix& matrix, int panel) {
+  const uint8_t* next = matrix.panel(panel + 1);
+  for (size_t i = 0; i < matrix.panel_bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+}
+
+template <Format kFormat, bool kFine>
 void quantised_panel(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
   const Packed<kFormat> packed(matrix.panel(panel));
   const int groups = matrix.inputs / kGroup;
-  if (rows <= kRows) return rows_of_panel(packed, 0, groups, x, rows, out);
+  if (rows <= kRows) return rows_of_panel<kFine>(packed, 0, groups, x, rows, out);
+  prefetch_panel(matrix, panel);
   for (int g0 = 0; g0 < groups; g0 += kScratchGroups) {
     const int g1 = std::min(groups, g0 + kScratchGroups);
-    rows_of_panel(Unpacked<kFormat>(packed, g0, g1, scratch), g0, g1, x, rows, out);
+    rows_of_panel<kFine>(Unpacked<kFormat>(packed, g0, g1, scratch), g0, g1, x, rows, out);
+  }
+}
+
+template <bool kFine>
+inline void panel_of_format(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
+  switch (matrix.format) {
+    case Format::Q4_0: return quantised_panel<Format::Q4_0, kFine>(matrix, panel, x, rows, out, scratch);
+    case Format::Q4_1: return quantised_panel<Format::Q4_1, kFine>(matrix, panel, x, rows, out, scratch);
+    case Format::Q4_K: return quantised_panel<Format::Q4_K, kFine>(matrix, panel, x, rows, out, scratch);
+    case Format::Q5_0: return quantised_panel<Format::Q5_0, kFine>(matrix, panel, x, rows, out, scratch);
+    case Format::Q6_K: return quantised_panel<Format::Q6_K, kFine>(matrix, panel, x, rows, out, scratch);
+    case Format::Q8_0: return quantised_panel<Format::Q8_0, kFine>(matrix, panel, x, rows, out, scratch);
+    default: return;  // float formats: float_panel
   }
 }
 
 inline void linear_panel(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
-  switch (matrix.format) {
-    case Format::Q4_0: return quantised_panel<Format::Q4_0>(matrix, panel, x, rows, out, scratch);
-    case Format::Q4_1: return quantised_panel<Format::Q4_1>(matrix, panel, x, rows, out, scratch);
-    case Format::Q4_K: return quantised_panel<Format::Q4_K>(matrix, panel, x, rows, out, scratch);
-    case Format::Q5_0: return quantised_panel<Format::Q5_0>(matrix, panel, x, rows, out, scratch);
-    case Format::Q6_K: return quantised_panel<Format::Q6_K>(matrix, panel, x, rows, out, scratch);
-    case Format::Q8_0: return quantised_panel<Format::Q8_0>(matrix, panel, x, rows, out, scratch);
-    default: return;  // float formats: float_panel
-  }
+  if (x.fine) panel_of_format<true>(matrix, panel, x, rows, out, scratch);
+  else panel_of_format<false>(matrix, panel, x, rows, out, scratch);
 }
 
 // One panel's element types for float tiles: 16 consecutive elements as floats.

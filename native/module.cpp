@@ -58,7 +58,8 @@ double read_bandwidth(size_t bytes, int threads, int passes) {
   Team team(threads);
   Arena arena;
   const size_t words = bytes / 8 / threads / 64 * 64;
-  const uint64_t* data = arena.take_array<uint64_t>(words * threads);
+  uint64_t* data = arena.take_array<uint64_t>(words * threads);
+  std::fill_n(data, words * threads, 1);  // else all of it is one page of zeros
   std::vector<uint64_t> sums(threads * 8);
   std::vector<double> rates;
   for (int pass = 0; pass <= passes; ++pass) {

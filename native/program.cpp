@@ -27,9 +27,10 @@ Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_b
   const size_t block = size_t(2) * padded(dims.head_dim) * kBlock;
   kv_ = cache_.take_array<uint16_t>(size_t(dims.layers) * kv_blocks * dims.kv_heads * block);
   for (Member& member : members_) {
-    member.panels.resize(size_t(4) * kRowBlock * kPanel);  // two tiles of pairs of rows
+    member.panels.resize(size_t(2) * kRowBlock * kPanel);
     member.unpacked.resize(kScratchBytes);
-    member.records.resize(8 * kPrivateValues + 64);  // two records a row of at most 1.5 bytes a value, rounded up
+    member.records.resize(4 * kPrivateValues);  // records are at most 1.5 and 2.5 bytes a value, rounded up
+    member.fine_records.resize(5 * kPrivateValues);
     member.attend.resize(attend_scratch_floats(dims.head_dim));
     member.states.resize(2 * kMaxQueryRows * state_floats(dims.head_dim));
   }
@@ -85,7 +86,6 @@ void Program::logits(std::vector<float> norm, float eps, Piece head) {
 
 void Program::reserve(int rows) {
   if (rows <= capacity_) return;
-  capacity_ = rows;
   const size_t n = rows;
   const int widest = std::max({dims_.width, dims_.query_width(), dims_.ffn_width});
   residual_.resize(n * dims_.width);
@@ -94,10 +94,12 @@ void Program::reserve(int rows) {
   ffn_.resize(n * dims_.ffn_width);
   normed_.resize(n * dims_.width);
   angles_.resize(n * dims_.head_dim);
-  records_.resize(n * 2 * QuantRows::record_bytes(widest) + 64);
+  records_.resize(n * QuantRows::record_bytes(widest, false));
+  fine_records_.resize(n * QuantRows::record_bytes(widest, true));
   row_slice_.resize(n);
   row_position_.resize(n);
-  buffer_bytes_ = 4 * (residual_.size() + qkv_.size() + heads_.size() + ffn_.size() + normed_.size() + angles_.size()) + records_.size();
+  buffer_bytes_ = 4 * (residual_.size() + qkv_.size() + heads_.size() + ffn_.size() + normed_.size() + angles_.size()) + records_.size() + fine_records_.size();
+  capacity_ = rows;  // only now: an allocation that fails must not count
 }
 
 bool Program::forward(const Batch& batch, float* out) {
@@ -183,20 +185,22 @@ void Program::run_embed(const Batch& batch, int member) {
 Program::Input Program::prepare(const Instruction& instruction, int rows, const int32_t* chosen_rows, int member) {
   const Matrix& matrix = matrices_[instruction.pieces[0].matrix];
   const bool floats = !layout_of(matrix.format).quantised(), norm = !instruction.norm.empty();
-  const bool pairs = std::any_of(instruction.pieces.begin(), instruction.pieces.end(), [](const Piece& p) { return p.fine; });
-  const int inputs = matrix.inputs, each = pairs ? 2 : 1;
+  const int inputs = matrix.inputs;
   const float* source = buffer(instruction.from);
-  const size_t stride = buffer_width(instruction.from), record = QuantRows::record_bytes(inputs);
+  const size_t stride = buffer_width(instruction.from);
   const bool own = !floats && size_t(rows) * inputs <= kPrivateValues;
-  uint8_t* records = own ? members_[member].records.data() : records_.data();
-  records = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(records) + 63) / 64 * 64);
-  float* own_norm = members_[member].panels.data();  // free until the first panel; a row of `own` fits
+  Member& mine = members_[member];
+  const Input in{{own ? mine.records.data() : records_.data(), QuantRows::record_bytes(inputs, false), inputs, false},
+                 {own ? mine.fine_records.data() : fine_records_.data(), QuantRows::record_bytes(inputs, true), inputs, true},
+                 norm ? normed_.data() : source, norm ? size_t(inputs) : stride};
   const auto prepare_row = [&](int r) {
     const float* x = source + stride * (chosen_rows ? chosen_rows[r] : r);
-    float* normed = own ? own_norm : normed_.data() + (norm ? size_t(r) * inputs : 0);
-    uint8_t* at = records + record * each * r;
-    if (norm) kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
-    if (!floats) kernels_.quantise(norm ? normed : x, inputs, at, pairs ? at + record : nullptr);
+    if (norm) {
+      float* normed = own ? mine.panels.data() : &normed_[size_t(r) * inputs];  // panels: free until the first panel
+      kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
+      x = normed;
+    }
+    if (!floats) quantise_row(instruction, x, in, r);
   };
   if (own) {
     for (int r = 0; r < rows; ++r) prepare_row(r);
@@ -205,23 +209,25 @@ Program::Input Program::prepare(const Instruction& instruction, int rows, const 
     team_.barrier();
   }
   lap(Part::Rest, member);
-  return {records, inputs, each, norm ? normed_.data() : source, norm ? size_t(inputs) : stride};
+  return in;
 }
 
-// Of a pair of records, a coarse piece reads the first alone; a fine one takes both as rows and adds their results.
+void Program::quantise_row(const Instruction& instruction, const float* x, const Input& in, int row) const {
+  bool coarse = false, fine = false;
+  for (const Piece& piece : instruction.pieces) (piece.fine ? fine : coarse) = true;
+  uint8_t* record = const_cast<uint8_t*>(in.coarse.base) + in.coarse.stride * row;
+  uint8_t* fine_record = const_cast<uint8_t*>(in.fine.base) + in.fine.stride * row;
+  kernels_.quantise(x, in.coarse.inputs, coarse ? record : nullptr, fine ? fine_record : nullptr);
+}
+
 void Program::panel(const Piece& piece, int panel, const Input& in, int row, int rows, float* out, uint8_t* scratch) const {
   const Matrix& matrix = matrices_[piece.matrix];
-  if (!layout_of(matrix.format).quantised()) {
-    kernels_.float_panel(matrix, panel, in.floats + in.float_stride * row, in.float_stride, rows, out);
-    return;
-  }
-  const size_t record = QuantRows::record_bytes(in.inputs);
-  const uint8_t* first = in.records + record * in.each * row;
-  if (piece.fine) {
-    kernels_.linear_panel(matrix, panel, {first, record, in.inputs}, 2 * rows, out, scratch);
-    kernels_.add_pairs(out, rows);
+  if (layout_of(matrix.format).quantised()) {
+    QuantRows x = piece.fine ? in.fine : in.coarse;
+    x.base += x.stride * row;
+    kernels_.linear_panel(matrix, panel, x, rows, out, scratch);
   } else {
-    kernels_.linear_panel(matrix, panel, {first, record * in.each, in.inputs}, rows, out, scratch);
+    kernels_.float_panel(matrix, panel, in.floats + in.float_stride * row, in.float_stride, rows, out);
   }
 }
 
@@ -284,7 +290,7 @@ void Program::run_gated_silu(const Instruction& instruction, const Batch& batch,
   Member& mine = members_[member];
   multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
     const Matrix& gate = matrices_[piece.matrix];
-    float *gates = mine.panels.data(), *ups = gates + size_t(2) * kRowBlock * kPanel;
+    float *gates = mine.panels.data(), *ups = gates + size_t(kRowBlock) * kPanel;
     panel(piece, p, in, row, rows, gates, mine.unpacked.data());
     panel(instruction.pieces[1], p, in, row, rows, ups, mine.unpacked.data());
     const int column = p * kPanel, count = std::min(kPanel, gate.outputs - column);

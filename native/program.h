@@ -41,7 +41,7 @@ class Program {
   // --- building, in the order of the network ---
   // Packs a matrix from its rows in the file; row i of the packed matrix is row `order[i]` (empty: i). Returns its number.
   int add_matrix(Format format, const uint8_t* rows, int outputs, int inputs, const std::vector<int32_t>& order);
-  // `offset`: its columns of the destination. `fine`: its input keeps 16 bits (two 8-bit records a row) instead of 8.
+  // `offset`: its columns of the destination. `fine`: its input is rounded to 16 bits instead of 8.
   struct Piece { int matrix; std::vector<float> bias; int offset; bool fine; };
   void embed(Format format, const uint8_t* rows);  // not copied: must outlive the program
   void norm_linear(std::vector<float> norm, float eps, std::vector<Piece> pieces);   // Residual -> norm -> Qkv
@@ -75,11 +75,10 @@ class Program {
     int layer = 0;
   };
 
-  // Rows ready for a matrix: quantised records (`each` a row: 1, or 2 of which the second refines the first), or floats
-  // where the matrix is of floats.
+  // Rows ready for an instruction's matrices: records of either precision, as its pieces need, or floats where the
+  // matrices are of floats.
   struct Input {
-    const uint8_t* records;
-    int inputs, each;
+    QuantRows coarse, fine;
     const float* floats;
     size_t float_stride;
   };
@@ -90,7 +89,7 @@ class Program {
   // Everything one thread writes during a step that no other reads.
   struct Member {
     std::vector<float> panels, attend, states;
-    std::vector<uint8_t> unpacked, records;
+    std::vector<uint8_t> unpacked, records, fine_records;
   };
 
   void reserve(int rows);
@@ -109,6 +108,7 @@ class Program {
   Input prepare(const Instruction&, int rows, const int32_t* chosen_rows, int member);
   template <class Store>
   void multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
+  void quantise_row(const Instruction&, const float* x, const Input&, int row) const;
   void panel(const Piece&, int panel, const Input&, int row, int rows, float* out, uint8_t* scratch) const;
 
   void rotate_and_store(const Batch&, int layer, int row);
@@ -137,7 +137,7 @@ class Program {
   int capacity_ = 0;
   size_t buffer_bytes_ = 0;
   std::vector<float> residual_, qkv_, heads_, ffn_, normed_, angles_;
-  std::vector<uint8_t> records_;
+  std::vector<uint8_t> records_, fine_records_;
   std::vector<int> row_slice_, row_position_;
   std::vector<Member> members_;
   std::vector<QueryTask> tasks_;

@@ -125,23 +125,37 @@ void compare_panel(const TestMatrix& test, int panel, const std::vector<double>&
     }
 }
 
-void check_quantised(const Kernels& k, Format format, int inputs, int rows, Worst& error, Worst& company) {
+// What a record stands for, in order.
+template <class Value>
+std::vector<double> values_of(const QuantRows& rows, int row) {
+  static const int order[4] = {0, 2, 1, 3};
+  std::vector<double> out(rows.inputs);
+  for (int i = 0; i < rows.inputs; ++i) {
+    const int at = rows.fine ? i / 4 * 4 + order[i % 4] : i;
+    out[i] = double(rows.scales<Value>(row)[i / kGroup]) * rows.values<Value>(row)[at];
+  }
+  return out;
+}
+
+void check_quantised(const Kernels& k, Format format, bool fine, int inputs, int rows, Worst& error, Worst& company) {
   Random random(inputs * 131 + rows);
   const TestMatrix test = make_matrix(format, kPanel + 5, inputs, random);
-  const size_t record = QuantRows::record_bytes(inputs);
+  const size_t record = QuantRows::record_bytes(inputs, fine);
   Bytes64 records(record * rows), scratch(kScratchBytes);
-  std::vector<double> rounded(size_t(rows) * inputs);
+  const QuantRows x{records.data.get(), record, inputs, fine};
+  std::vector<double> rounded;
   for (int r = 0; r < rows; ++r) {
-    k.quantise(random.floats(inputs, 3).data(), inputs, records.data.get() + record * r, nullptr);
-    const QuantRows row{records.data.get() + record * r, record, inputs};
-    for (int i = 0; i < inputs; ++i) rounded[size_t(r) * inputs + i] = double(row.scales(0)[i / kGroup]) * row.values(0)[i];
+    uint8_t* at = records.data.get() + record * r;
+    k.quantise(random.floats(inputs, 3).data(), inputs, fine ? nullptr : at, fine ? at : nullptr);
+    const std::vector<double> row = fine ? values_of<int16_t>(x, r) : values_of<int8_t>(x, r);
+    rounded.insert(rounded.end(), row.begin(), row.end());
   }
   std::vector<float> all(rows * kPanel), one(kPanel);
   for (int p = 0; p < test.matrix.panels(); ++p) {
-    k.linear_panel(test.matrix, p, {records.data.get(), record, inputs}, rows, all.data(), scratch.data.get());
+    k.linear_panel(test.matrix, p, x, rows, all.data(), scratch.data.get());
     compare_panel(test, p, rounded, rows, all.data(), error);
     for (int r = 0; r < rows; ++r) {
-      k.linear_panel(test.matrix, p, {records.data.get() + record * r, record, inputs}, 1, one.data(), scratch.data.get());
+      k.linear_panel(test.matrix, p, {x.base + record * r, record, inputs, fine}, 1, one.data(), scratch.data.get());
       company.count_difference(one.data(), &all[r * kPanel], kPanel);
     }
   }
@@ -167,7 +181,8 @@ void check_linear(const Kernels& k, std::vector<Check>& out) {
     Worst error, company;
     const int unit = layout_of(format).block_elements;
     for (int inputs : {unit, 3 * unit, (kScratchGroups * kGroup / unit + 1) * unit})
-      for (int rows : {1, 2, 3, 5, 13, 29}) check_quantised(k, format, inputs, rows, error, company);
+      for (int rows : {1, 2, 3, 5, 13, 29})
+        for (bool fine : {false, true}) check_quantised(k, format, fine, inputs, rows, error, company);
     out.push_back({std::string("linear ") + name_of(format), error.value(), 2e-6});
     out.push_back({std::string("linear ") + name_of(format) + ", rows alone and together", company.value(), 0});
   }
@@ -180,34 +195,37 @@ void check_linear(const Kernels& k, std::vector<Check>& out) {
   }
 }
 
-// Rounding is to the nearest multiple of the scale, and the sums are those of the values; with a refinement the
-// remainder is at most 1/508 of the scale.
+template <class Value>
+void check_sums(const QuantRows& rows, Worst& sums) {
+  for (int g = 0; g < rows.inputs / kGroup; ++g) {
+    int halves[2] = {0, 0};
+    for (int i = 0; i < kGroup; ++i) halves[i / 16] += rows.values<Value>(0)[g * kGroup + i];
+    sums.see(halves[0] != rows.half_sums<Value>(0)[2 * g] || halves[1] != rows.half_sums<Value>(0)[2 * g + 1]);
+    sums.see(rows.scaled_sums<Value>(0)[g] != rows.scales<Value>(0)[g] * float(halves[0] + halves[1]));
+  }
+}
+
+// Values are within half a step of what they stand for, and the sums are those of the values.
 void check_quantise(const Kernels& k, std::vector<Check>& out) {
   Worst coarse, fine, sums;
   for (int inputs : {32, 96, 576}) {
     Random random(inputs);
     std::vector<float> x = random.floats(inputs, 5);
     std::fill_n(x.begin(), kGroup, 0.0f);  // a group of zeros
-    const size_t record = QuantRows::record_bytes(inputs);
-    Bytes64 records(2 * record);
-    k.quantise(x.data(), inputs, records.data.get(), records.data.get() + record);
-    const QuantRows rows{records.data.get(), record, inputs};
+    Bytes64 record(QuantRows::record_bytes(inputs, false)), fine_record(QuantRows::record_bytes(inputs, true));
+    k.quantise(x.data(), inputs, record.data.get(), fine_record.data.get());
+    const QuantRows rows{record.data.get(), 0, inputs, false}, fine_rows{fine_record.data.get(), 0, inputs, true};
+    const std::vector<double> q8 = values_of<int8_t>(rows, 0), q16 = values_of<int16_t>(fine_rows, 0);
     for (int i = 0; i < inputs; ++i) {
-      const int g = i / kGroup;
-      const double scale = rows.scales(0)[g], left = x[i] - scale * rows.values(0)[i];
-      coarse.see(scale > 0 ? std::fabs(left) / scale - 0.5 : std::fabs(left));
-      fine.see(scale > 0 ? std::fabs(left - double(rows.scales(1)[g]) * rows.values(1)[i]) / scale - 1.0 / 508 : 0);
+      const double scale = rows.scales<int8_t>(0)[i / kGroup] + 1e-30;
+      coarse.see(std::fabs(x[i] - q8[i]) / scale - 0.5);
+      fine.see(std::fabs(x[i] - q16[i]) / scale - 0.5 / 254);
     }
-    for (int row = 0; row < 2; ++row)
-      for (int g = 0; g < inputs / kGroup; ++g) {
-        int halves[2] = {0, 0};
-        for (int i = 0; i < kGroup; ++i) halves[i / 16] += rows.values(row)[g * kGroup + i];
-        sums.see(halves[0] != rows.half_sums(row)[2 * g] || halves[1] != rows.half_sums(row)[2 * g + 1]);
-        sums.see(rows.scaled_sums(row)[g] != rows.scales(row)[g] * float(halves[0] + halves[1]));
-      }
+    check_sums<int8_t>(rows, sums);
+    check_sums<int16_t>(fine_rows, sums);
   }
   out.push_back({"quantise, distance beyond half a step", coarse.value(), 1e-5});
-  out.push_back({"quantise with refinement", fine.value(), 1e-5});
+  out.push_back({"quantise to 16 bits, the same", fine.value(), 1e-5});
   out.push_back({"quantise, sums", sums.value(), 0});
 }
 

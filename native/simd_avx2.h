@@ -17,6 +17,10 @@ struct Bytes { __m256i a, b; };  // 64 unsigned bytes: 16 outputs x 4 inputs
 inline F32 zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline F32 set1(float x) { const __m256 v = _mm256_set1_ps(x); return {v, v}; }
 inline F32 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(int32_t* p, I32 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x.a);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), x.b);
+}
 inline void store(float* p, F32 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
 inline F32 operator+(F32 x, F32 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
 inline F32 operator-(F32 x, F32 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
@@ -115,7 +119,8 @@ inline Bytes crumbs(Bytes x) {
           _mm256_and_si256(_mm256_srli_epi16(_mm256_slli_epi16(x.b, left), right), mask)};
 }
 
-inline __m256i broadcast_4(const int8_t* p) {
+template <class Value>
+inline __m256i broadcast_4(const Value* p) {
   int32_t v;
   std::memcpy(&v, p, 4);
   return _mm256_set1_epi32(v);
@@ -138,7 +143,8 @@ struct Dot;
 
 template <>
 struct Dot<15> {
-  static constexpr bool kTakesZero = false;
+  static constexpr bool kTakesZero = false, kStepwise = false;
+  using Value = int8_t;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
   __m256i a, b;
@@ -165,7 +171,8 @@ struct Dot<15> {
 
 template <>
 struct Dot<63> {
-  static constexpr bool kTakesZero = false;
+  static constexpr bool kTakesZero = false, kStepwise = false;
+  using Value = int8_t;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
   I32 total;
@@ -191,6 +198,8 @@ struct Dot<63> {
 template <>
 struct Dot<255> {
   static constexpr bool kTakesZero = true;  // sums w - 128
+  static constexpr bool kStepwise = false;
+  using Value = int8_t;
   struct Weights { Bytes size, sign; };
   static Weights prepare(Bytes w) {
     const __m256i flip = _mm256_set1_epi8(-128);
@@ -214,6 +223,33 @@ struct Dot<255> {
   static I32 step(const Weights& w, __m256i x) {
     return widen_pairs(_mm256_maddubs_epi16(w.size.a, _mm256_sign_epi8(x, w.sign.a)),
                        _mm256_maddubs_epi16(w.size.b, _mm256_sign_epi8(x, w.sign.b)));
+  }
+};
+
+// 16-bit rows (order 0, 2, 1, 3) with weights of up to 8 bits, a step at a time: bytes widened to even and odd 16-bit lanes.
+struct FineDot {
+  static constexpr bool kTakesZero = false, kStepwise = true;
+  using Value = int16_t;
+  struct Weights { Bytes even, odd; };
+  static Weights prepare(Bytes w) {
+    const __m256i low = _mm256_set1_epi16(255);
+    return {{_mm256_and_si256(w.a, low), _mm256_and_si256(w.b, low)}, {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}};
+  }
+  I32 total;
+  void start(const Weights& w, const int16_t* x) {
+    total = {_mm256_madd_epi16(w.even.a, broadcast_4(x)), _mm256_madd_epi16(w.even.b, broadcast_4(x))};
+    add_lanes(w.odd, broadcast_4(x + 2));
+  }
+  void add(const Weights& w, const int16_t* x) {
+    add_lanes(w.even, broadcast_4(x));
+    add_lanes(w.odd, broadcast_4(x + 2));
+  }
+  I32 sum() const { return total; }
+
+ private:
+  void add_lanes(const Bytes& w, __m256i x) {
+    total = total + I32{_mm256_madd_epi16(w.a, x), _mm256_madd_epi16(w.b, x)};
+    settle(total.a, total.b);
   }
 };
 

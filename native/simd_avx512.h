@@ -17,6 +17,7 @@ struct Bytes { __m512i v; };  // 64 unsigned bytes: 16 outputs x 4 inputs
 inline F32 zero() { return {_mm512_setzero_ps()}; }
 inline F32 set1(float x) { return {_mm512_set1_ps(x)}; }
 inline F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(int32_t* p, I32 x) { _mm512_storeu_si512(p, x.v); }
 inline void store(float* p, F32 x) { _mm512_storeu_ps(p, x.v); }
 inline F32 operator+(F32 x, F32 y) { return {_mm512_add_ps(x.v, y.v)}; }
 inline F32 operator-(F32 x, F32 y) { return {_mm512_sub_ps(x.v, y.v)}; }
@@ -75,7 +76,8 @@ inline Bytes crumbs(Bytes x) {
   return {_mm512_and_si512(_mm512_srli_epi16(_mm512_slli_epi16(x.v, left), right), _mm512_set1_epi8(0x30))};
 }
 
-inline __m512i broadcast_4(const int8_t* p) {
+template <class Value>
+inline __m512i broadcast_4(const Value* p) {
   int32_t v;
   std::memcpy(&v, p, 4);
   return _mm512_set1_epi32(v);
@@ -85,7 +87,8 @@ inline __m512i broadcast_4(const int8_t* p) {
 // in 32 bits whatever the width.
 template <int kMax>
 struct Dot {
-  static constexpr bool kTakesZero = false;
+  static constexpr bool kTakesZero = false, kStepwise = false;
+  using Value = int8_t;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
   __m512i total;
@@ -99,6 +102,24 @@ struct Dot {
   }
   I32 sum() const { return {total}; }
   void pin() { asm volatile("" : "+v"(total)); }  // as if the sums were used
+};
+
+// 16-bit rows (order 0, 2, 1, 3) with weights of up to 8 bits, a step at a time: bytes widened to even and odd 16-bit lanes.
+struct FineDot {
+  static constexpr bool kTakesZero = false, kStepwise = true;
+  using Value = int16_t;
+  struct Weights { __m512i even, odd; };
+  static Weights prepare(Bytes w) { return {_mm512_and_si512(w.v, _mm512_set1_epi16(255)), _mm512_srli_epi16(w.v, 8)}; }
+  __m512i total;
+  void start(const Weights& w, const int16_t* x) {
+    total = _mm512_setzero_si512();
+    add(w, x);
+  }
+  void add(const Weights& w, const int16_t* x) {
+    total = _mm512_dpwssd_epi32(total, w.even, broadcast_4(x));
+    total = _mm512_dpwssd_epi32(total, w.odd, broadcast_4(x + 2));
+  }
+  I32 sum() const { return {total}; }
 };
 
 }  // namespace twostep::TWOSTEP_ISA

@@ -46,6 +46,7 @@ inline F32Part splat(float x) { return F32Part{x, x, x, x}; }
 inline F32 zero() { return each<F32Part>([](int) { return F32Part{}; }); }
 inline F32 set1(float x) { return each<F32Part>([&](int) { return splat(x); }); }
 inline F32 load(const float* p) { return each<F32Part>([&](int i) { return load_part<F32Part>(p + 4 * i); }); }
+inline void store(int32_t* p, I32 x) { std::memcpy(p, &x, 64); }
 inline void store(float* p, F32 x) { std::memcpy(p, &x, 64); }
 inline F32 operator+(F32 x, F32 y) { return each<F32Part>([&](int i) { return x.p[i] + y.p[i]; }); }
 inline F32 operator-(F32 x, F32 y) { return each<F32Part>([&](int i) { return x.p[i] - y.p[i]; }); }
@@ -143,7 +144,8 @@ inline Bytes crumbs(Bytes x) {
 // With 4-bit weights the sums of a group fit too (8·2·15·127 = 30 480); wider weights are summed in 32 bits step by step.
 template <int kMax>
 struct Dot {
-  static constexpr bool kTakesZero = false;
+  static constexpr bool kTakesZero = false, kStepwise = false;
+  using Value = int8_t;
   static constexpr bool kNarrow = kMax <= 15;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
@@ -175,6 +177,26 @@ struct Dot {
       else total[i] += widen(even) + widen(odd);
     }
   }
+};
+
+// 16-bit rows (order 0, 2, 1, 3) with weights of up to 8 bits, a step at a time, in 32-bit lanes.
+struct FineDot {
+  static constexpr bool kTakesZero = false, kStepwise = true;
+  using Value = int16_t;
+  using Weights = Bytes;
+  static Weights prepare(Bytes w) { return w; }
+  I32 total;
+  void start(const Weights& w, const int16_t* x) {
+    total = each<I32Part>([](int) { return I32Part{}; });
+    add(w, x);
+  }
+  void add(const Weights& w, const int16_t* x) {
+    for (int i = 0; i < kParts; ++i) {
+      const I32Part v = (I32Part)w.p[i];
+      total.p[i] += (v & 255) * x[0] + (v >> 16 & 255) * x[1] + (v >> 8 & 255) * x[2] + (v >> 24 & 255) * x[3];
+    }
+  }
+  I32 sum() const { return total; }
 };
 
 }  // namespace twostep::TWOSTEP_ISA
