@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: hello build test bench-model clean
+.PHONY: hello build test bench-model bench-peers-model report clean
 .DELETE_ON_ERROR:
 
 hello: $(VENV)/installed
@@ -21,6 +21,16 @@ test: $(VENV)/installed $(VENV)/dev
 
 bench-model: $(VENV)/installed
 	$(BIN)/python -m benchmarks.model
+	$(BIN)/python -m benchmarks.report
+
+# Needs other engines: `.venv/bin/python -m benchmarks.peers_model --help` says how to install them.
+bench-peers-model: $(VENV)/installed
+	$(BIN)/python -m benchmarks.peers_model $(addprefix --llama-dir ,$(LLAMA_DIR)) \
+	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
+	$(BIN)/python -m benchmarks.report
+
+report: $(VENV)/installed
+	$(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,71 @@
+"""How long until the first token: in this process, and of `twostep generate` from the start of its process."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.prompts import prompt
+from benchmarks.runs import Driver
+from benchmarks.spread import Spread, spread
+from twostep.model.loaded import open_model
+
+PROMPT_TOKENS = 32
+COMMAND = "import sys; from twostep.cli.main import main; sys.exit(main())"
+"""What the installed `twostep` script does."""
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Seconds, the file being in the system's page cache."""
+
+    open_s: Spread
+    """Reading the file's header and checking its tensors."""
+    tokenizer_s: Spread
+    executor_s: Spread
+    """Repacking the weights, starting threads."""
+    first_token_s: Spread
+    """Prefill of a prompt of 32 tokens, and the choice of its first token, on memory never touched before."""
+    total_s: Spread
+    command_s: Spread
+    """From the start of `twostep generate --max-tokens 1` to its first byte of output, chat template included."""
+
+
+def measure(model: str, path: Path, runs: int, threads: int | None) -> Loading:
+    laps = [_load(path, run, threads) for run in range(runs)]
+    opened, tokenizer, executor, first_token = (spread(part) for part in zip(*laps, strict=True))
+    total = spread([sum(lap) for lap in laps])
+    command = spread([first_byte_s(model) for _ in range(runs)])
+    return Loading(opened, tokenizer, executor, first_token, total, command)
+
+
+def _load(path: Path, run: int, threads: int | None) -> list[float]:
+    """Seconds of each part, in the order of `Loading`."""
+    tokens = prompt(PROMPT_TOKENS, "load", run)
+    times = [perf_counter()]
+    model = open_model(path)
+    times.append(perf_counter())
+    _ = model.tokenizer
+    times.append(perf_counter())
+    driver = Driver(model.network, batch=1, positions=PROMPT_TOKENS + 1, threads=threads)
+    times.append(perf_counter())
+    driver.prefill(tokens)
+    times.append(perf_counter())
+    return [after - before for before, after in pairwise(times)]
+
+
+def first_byte_s(model: str) -> float:
+    """Raises `CalledProcessError` if the command fails."""
+    command = [sys.executable, "-c", COMMAND, "generate", "--model", model, "--max-tokens", "1", "Why is the sky blue?"]
+    started = perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        os.read(process.stdout.fileno(), 1)
+        elapsed = perf_counter() - started
+        process.stdout.read()
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return elapsed

@@ -1,0 +1,181 @@
+"""`python -m benchmarks.model`: how fast one model runs here, in process, each part of the time against its limit.
+
+Prefill and decode are measured apart, over a grid of lengths, batches and contexts. The result is one JSON file, from
+which `benchmarks.report` makes the tables of README and docs/performance.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import counters, limits, loading, machine
+from benchmarks.limits import Limits
+from benchmarks.points import Point, decode_point, prefill_point, step_bytes
+from benchmarks.progress import say
+from benchmarks.prompts import prompt
+from benchmarks.results import write
+from benchmarks.runs import Driver, Run
+from twostep.errors import TwostepError
+from twostep.model.loaded import LoadedModel, open_model
+from twostep.store.catalogue import DEFAULT_MODEL
+from twostep.store.progress import Progress
+from twostep.store.resolve import resolve
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is measured. A decode run takes enough steps to make `decode_tokens` tokens, at least `least_steps`."""
+
+    prefills: tuple[int, ...]
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    decode_tokens: int
+    least_steps: int
+    runs: int
+
+    def steps(self, batch: int) -> int:
+        return max(self.least_steps, self.decode_tokens // batch)
+
+    @property
+    def positions(self) -> int:
+        """The longest sequence."""
+        return max(*self.prefills, max(self.contexts) + self.steps(min(self.batches)))
+
+
+FULL = Grid((128, 512, 1024, 2048), (1, 4, 16, 64), (128, 1024), decode_tokens=64, least_steps=4, runs=5)
+QUICK = Grid((32, 64), (1, 4), (32,), decode_tokens=8, least_steps=2, runs=2)
+COUNTED_PREFILL, COUNTED_STEPS = 512, 32
+"""What runs under the hardware counters."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    name: str
+    file: str
+    file_bytes: int
+    weight_bytes: int
+    """In memory, as repacked: what a decode step reads."""
+    kv_bytes_per_token: int
+    isa: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Hardware counts by event of a prefill and of lone decode steps, or why there are none."""
+
+    missing: str | None
+    prefill: dict[str, int | None]
+    decode: dict[str, int | None]
+
+
+@dataclass(frozen=True)
+class Result:
+    command: str
+    machine: machine.Machine
+    model: ModelInfo
+    loading: loading.Loading
+    limits: Limits
+    prefill: list[Point]
+    decode: list[Point]
+    counters: Counted
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        result = measure(options)
+    except TwostepError as error:
+        print(f"benchmarks.model: {error}", file=sys.stderr)
+        return 1
+    name = f"model-{machine.slug(options.model)}-{machine.slug(result.machine.cpu)}.json"
+    write(result, name, options.out, quick=options.quick)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.model", description="Measures one model, part by part.")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a name, a cached file's stem or a path (%(default)s)")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
+    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
+    )
+    return parser
+
+
+def measure(options: argparse.Namespace) -> Result:
+    grid = QUICK if options.quick else FULL
+    surroundings = machine.watched()
+    path = resolve(options.model, Progress())
+    say(f"loading {path.name}, {grid.runs} times, in process and as a command")
+    load = loading.measure(options.model, path, grid.runs, options.threads)
+    model = open_model(path)
+    driver = Driver(model.network, batch=max(grid.batches), positions=grid.positions, threads=options.threads)
+    say("limits of this machine")
+    bounds = limits.measure(driver.executor.isa, driver.executor.threads, driver.executor.weight_bytes)
+    return Result(
+        command="python -m benchmarks.model" + (f" --model {options.model}" if options.model != DEFAULT_MODEL else ""),
+        machine=surroundings,
+        model=_info(options.model, model, driver),
+        loading=load,
+        limits=bounds,
+        prefill=[_prefill(driver, tokens, grid, bounds) for tokens in grid.prefills],
+        decode=_decode_all(driver, grid, bounds),
+        counters=_count(driver),
+    )
+
+
+def _info(name: str, model: LoadedModel, driver: Driver) -> ModelInfo:
+    executor = driver.executor
+    return ModelInfo(
+        name=name,
+        file=model.path.name,
+        file_bytes=model.path.stat().st_size,
+        weight_bytes=executor.weight_bytes,
+        kv_bytes_per_token=driver.shape.kv_bytes_per_token(),
+        isa=executor.isa,
+        threads=executor.threads,
+    )
+
+
+def _prefill(driver: Driver, tokens: int, grid: Grid, bounds: Limits) -> Point:
+    runs = [driver.prefill(prompt(tokens, "prefill", run)) for run in range(grid.runs + 1)]
+    point = prefill_point(_without_first(runs), bounds)
+    say(f"prefill {tokens}: {point.tokens_per_s.median:.0f} tokens/s")
+    return point
+
+
+def _decode_all(driver: Driver, grid: Grid, bounds: Limits) -> list[Point]:
+    say("filling the KV cache")
+    driver.fill()
+    return [_decode(driver, batch, context, grid, bounds) for context in grid.contexts for batch in grid.batches]
+
+
+def _decode(driver: Driver, batch: int, context: int, grid: Grid, bounds: Limits) -> Point:
+    steps, weight_bytes = grid.steps(batch), driver.executor.weight_bytes
+    runs = _without_first([driver.decode(batch, context, steps) for _ in range(grid.runs + 1)])
+    read = limits.read_bandwidth(step_bytes(runs[0], steps, weight_bytes), bounds.threads)
+    point = decode_point(batch, context, steps, runs, bounds, weight_bytes, read)
+    say(f"decode, batch {batch}, context {context}: {point.tokens_per_s.median:.0f} tokens/s")
+    return point
+
+
+def _without_first(runs: list[Run]) -> list[Run]:
+    """The first run of a point pays for buffers that grow and caches that are cold."""
+    return runs[1:]
+
+
+def _count(driver: Driver) -> Counted:
+    missing = counters.missing_counters()
+    if missing is not None:
+        return Counted(missing, {}, {})
+    tokens = prompt(COUNTED_PREFILL, "counted")
+    prefill = counters.count(lambda: driver.prefill(tokens))
+    return Counted(None, prefill, counters.count(lambda: driver.decode(1, 128, COUNTED_STEPS)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""OpenVINO GenAI, in a process of its own Python that stays for all runs: asked and answering by lines of JSON."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines import Decode, Measure, Prefill
+from benchmarks.errors import EngineError
+from benchmarks.prompts import prompt
+
+DRIVER = Path(__file__).with_name("openvino_driver.py")
+
+
+class OpenVino:
+    """`python` is that of an environment with openvino-genai."""
+
+    def __init__(self, python: Path, threads: int, model: Path, label: str) -> None:
+        self.name = f"OpenVINO {label}"
+        self.file = model.name
+        command = [str(python), "-I", str(DRIVER), str(model), str(threads)]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            raise EngineError(f"{python}: {error.strerror}") from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._questions, self._answers = self._process.stdin, self._process.stdout
+        try:
+            self.version = str(self._answer()["version"])
+        except EngineError:
+            self.close()
+            raise
+
+    def warm_up(self, measures: Sequence[Measure]) -> None:
+        """Shapes met for the first time are compiled first."""
+        for measure in measures:
+            self.rate(measure, -1)
+
+    def rate(self, measure: Measure, run: int) -> float:
+        """Decode: one token more, since the first comes from prefill."""
+        match measure:
+            case Prefill(tokens):
+                return self._ask(prompts=[prompt(tokens, "peers", run)], tokens=1, what="prefill")
+            case Decode(batch, context, tokens):
+                prompts = [prompt(context, "peers", run, sequence) for sequence in range(batch)]
+                return self._ask(prompts=prompts, tokens=tokens + 1, what="decode")
+
+    def close(self) -> None:
+        """Its end of input ends the process."""
+        self._questions.close()
+        self._process.wait()
+        self._answers.close()
+
+    def _ask(self, **question: Any) -> float:
+        with suppress(BrokenPipeError):  # the answer will say that it ended
+            print(json.dumps(question), file=self._questions, flush=True)
+        return float(self._answer()["rate"])
+
+    def _answer(self) -> dict[str, Any]:
+        """Lines that are no JSON are the library's own chatter."""
+        for line in self._answers:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise EngineError(f"{DRIVER.name}: ended with exit code {self._process.wait()}; its error stands above")

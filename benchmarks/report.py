@@ -1,0 +1,95 @@
+"""`python -m benchmarks.report`: writes the tables of README and docs/performance.md from the committed result files.
+
+The text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated; everything around it is written by hand.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks import results, tables
+from benchmarks.machine import ROOT
+from benchmarks.tables import Json
+from twostep.errors import TwostepError
+
+NOTHING_YET = "`make bench-model` measures this machine and writes the table here."
+
+
+class ReportError(TwostepError):
+    """A document lacks the marks of a generated part."""
+
+
+def fill(text: str, name: str, body: str) -> str:
+    """`text` with the part called `name` replaced. Raises `ReportError` if it has no such part."""
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ReportError(f"the document has no part between {begin} and {end}, or several")
+    return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
+
+
+def readme(folder: Path) -> str:
+    """Each machine's comparison on the default model; where there is none, what was measured of Twostep alone."""
+    compared = [(tables.peers(one["models"][0], spreads=False), one) for one in results.read("peers-model", folder)]
+    alone = [(tables.prefill(one["prefill"]), one) for one in results.read("model", folder)]
+    shown = [f"{table}\n\n{tables.provenance(one)}" for table, one in compared or alone]
+    return "\n\n".join(shown) or NOTHING_YET
+
+
+def performance_peers(folder: Path) -> str:
+    return "\n\n".join(map(_comparison, results.read("peers-model", folder))) or "Not measured yet."
+
+
+def _comparison(result: Json) -> str:
+    parts = [tables.provenance(result)]
+    for model in result["models"]:
+        parts += [tables.peers(model, spreads=True), tables.versions(model)]
+    return "\n\n".join(parts)
+
+
+def performance_model(folder: Path) -> str:
+    return "\n\n".join(map(_model, results.read("model", folder))) or "Not measured yet."
+
+
+def _model(result: Json) -> str:
+    parts = [
+        f"### {result['model']['name']}",
+        f"{tables.provenance(result)}\n\n{tables.model_line(result['model'])}",
+        tables.prefill(result["prefill"]),
+        tables.decode(result["decode"]),
+        tables.loading(result["loading"]),
+        tables.limits(result["limits"]),
+        tables.counters(result["counters"]),
+    ]
+    return "\n\n".join(parts)
+
+
+PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
+    ("README.md", "bench-model", readme),
+    ("docs/performance.md", "bench-peers-model", performance_peers),
+    ("docs/performance.md", "bench-model", performance_model),
+)
+"""File, name of the part in it, what makes it."""
+
+
+def render(documents: Path = ROOT, folder: Path = results.FOLDER) -> dict[str, str]:
+    """The whole text of each document as it should be, by path."""
+    texts = {path: (documents / path).read_text() for path, _, _ in PARTS}
+    for path, name, make in PARTS:
+        texts[path] = fill(texts[path], name, make(folder))
+    return texts
+
+
+def main() -> int:
+    try:
+        for path, text in render().items():
+            (ROOT / path).write_text(text)
+    except TwostepError as error:
+        print(f"benchmarks.report: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""One model on the native executor, driven step by step: prefill of a prompt, decode of a batch, where time went."""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.arithmetic import NOTHING, Part, Work, work
+from twostep.engine.simple import CHUNK_TOKENS, blocks_for
+from twostep.errors import SamplingError
+from twostep.kernels.native import NativeExecutor
+from twostep.kernels.sampling import Sampled, Sampler, SampleRow, SamplingParams
+from twostep.kernels.step import Slice
+from twostep.model.network import Network
+
+GREEDY = SamplingParams(temperature=0.0)
+FILL_ROWS = 512
+"""Rows of a step that fills the cache."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Wall time of a run by part. `rest`: embedding, norms, quantising activations, the Python around a step."""
+
+    linear: float
+    attention: float
+    head: float
+    sampling: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(astuple(self)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """`tokens` prompt tokens computed, or output tokens made by the whole batch."""
+
+    tokens: int
+    seconds: Seconds
+    work: Work
+
+
+class Driver:
+    """Holds up to `batch` sequences of `positions` tokens each, with greedy sampling on all threads."""
+
+    def __init__(self, network: Network, *, batch: int, positions: int, threads: int | None = None) -> None:
+        self.shape = network.shape
+        self._blocks = blocks_for(positions)
+        self.executor = NativeExecutor(network, kv_blocks=batch * self._blocks, threads=threads)
+        self._batch = batch
+        self._watch = _Stopwatch(self.executor, Sampler(self.shape.vocab, self.executor.threads))
+
+    def prefill(self, prompt: Sequence[int]) -> Run:
+        """Computes a prompt anew, in the engine's chunks, up to the choice of its first output token."""
+        self._watch.start()
+        done = NOTHING
+        for start in range(0, len(prompt), CHUNK_TOKENS):
+            tokens = prompt[start : start + CHUNK_TOKENS]
+            last = start + len(tokens) == len(prompt)
+            logits = self._watch.forward([Slice(start, tokens, self._table(0), [len(tokens) - 1] if last else [])])
+            done += work(self.shape, [Part(start, len(tokens), int(last))])
+        self._choose(logits, len(prompt))
+        return Run(len(prompt), self._watch.stop(), done)
+
+    def decode(self, batch: int, context: int, steps: int) -> Run:
+        """`steps` output tokens for each of `batch` sequences that have `context` tokens. `fill()` comes before."""
+        self._watch.start()
+        done = NOTHING
+        tokens = [0] * batch
+        for position in range(context, context + steps):
+            slices = [Slice(position, [token], self._table(i), [0]) for i, token in enumerate(tokens)]
+            tokens = self._choose(self._watch.forward(slices), position + 1)
+            done += work(self.shape, [Part(position, 1, 1)] * batch)
+        return Run(batch * steps, self._watch.stop(), done)
+
+    def fill(self) -> None:
+        """Writes one token into every block of the cache.
+
+        The time of attention depends on how much memory it reads, not on what is there; but memory that was never
+        written would be the system's one page of zeros, and always cached.
+        """
+        blocks = range(self._batch * self._blocks)
+        for first in range(0, len(blocks), FILL_ROWS):
+            self.executor.forward([Slice(0, [0], [block]) for block in blocks[first : first + FILL_ROWS]])
+
+    def _table(self, sequence: int) -> range:
+        return range(sequence * self._blocks, (sequence + 1) * self._blocks)
+
+    def _choose(self, logits: NDArray[np.float32], position: int) -> list[int]:
+        rows = [SampleRow(GREEDY, choice=0, position=position)] * len(logits)
+        return [_token(result) for result in self._watch.sample(logits, rows)]
+
+
+def _token(result: Sampled | SamplingError) -> int:
+    if isinstance(result, SamplingError):
+        raise result
+    return result.token
+
+
+class _Stopwatch:
+    """Adds up where the time of a run's steps went."""
+
+    def __init__(self, executor: NativeExecutor, sampler: Sampler) -> None:
+        self._executor, self._sampler = executor, sampler
+
+    def start(self) -> None:
+        self._parts = dict.fromkeys(("linear", "attention", "head"), 0.0)
+        self._sampling = 0.0
+        self._started = perf_counter()
+
+    def forward(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
+        logits = self._executor.forward(slices)
+        seconds = self._executor.step_seconds()
+        for part in self._parts:
+            self._parts[part] += seconds[part]
+        return logits
+
+    def sample(self, logits: NDArray[np.float32], rows: list[SampleRow]) -> list[Sampled | SamplingError]:
+        started = perf_counter()
+        results = self._sampler.sample(logits, rows)
+        self._sampling += perf_counter() - started
+        return results
+
+    def stop(self) -> Seconds:
+        total = perf_counter() - self._started
+        rest = total - sum(self._parts.values()) - self._sampling
+        return Seconds(**self._parts, sampling=self._sampling, rest=rest)
