@@ -20,10 +20,17 @@ inline void pause_cpu() {
 }  // namespace
 
 Team::Team(int size) : size_(size) {
-  for (int member = 1; member < size_; ++member) threads_.emplace_back([this, member] { work(member); });
+  try {
+    for (int member = 1; member < size_; ++member) threads_.emplace_back([this, member] { work(member); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { stop(); }
+
+void Team::stop() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;

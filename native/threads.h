@@ -13,6 +13,7 @@ namespace twostep {
 
 class Team {
  public:
+  // Throws std::system_error where the system gives no more threads.
   explicit Team(int size);
   ~Team();
   Team(const Team&) = delete;
@@ -44,6 +45,7 @@ class Team {
   void run_body(Body body);
   int next_task() { return counter_.value.fetch_add(1, std::memory_order_relaxed); }
   void work(int member);
+  void stop();
   void wait_for_start(uint64_t seen);
 
   struct alignas(64) Counter { std::atomic<int> value{0}; };

@@ -1,7 +1,8 @@
 """The executor that serves: the network's operations fused and handed to the compiled program, run without returning to Python."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +19,20 @@ from twostep.kernels.lowering import (
     NormLogits,
     RotateAttend,
     lower,
+    rotation,
 )
 from twostep.kernels.quantize import fine_weights
 from twostep.kernels.step import Slice, StepCancelledError
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
-from twostep.model.ops import Embed, Linear, Rope
+from twostep.model.ops import Embed, Linear
 from twostep.model.quants import dequantize
 from twostep.model.tensor import TensorType
 
+Ints = NDArray[np.int32]
+
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
+_LARGEST_COUNT = 2**31 - 1
 _EMPTY = np.empty(0, np.float32)
 _IN_ORDER = np.empty(0, np.int32)
 
@@ -50,16 +55,19 @@ class NativeExecutor:
 
     def __init__(self, network: Network, kv_blocks: int, *, threads: int | None = None, isa: str | None = None) -> None:
         self._network = network
-        self._kv_blocks = _positive("kv_blocks", kv_blocks)
-        threads = default_threads() if threads is None else _positive("threads", threads)
-        self._program = _program(network, kv_blocks, threads, os.environ.get("TWOSTEP_ISA", "") if isa is None else isa)
+        self._kv_blocks = _count("kv_blocks", kv_blocks)
+        threads = default_threads() if threads is None else _count("threads", threads)
+        isa = os.environ.get("TWOSTEP_ISA", "") if isa is None else isa
         self._packed: dict[tuple[str, bool], int] = {}
-        self._fine = fine_weights(network.ops)
         try:
+            self._program = _program(network, kv_blocks, threads, isa)
+            self._fine = fine_weights(network.ops)
             for instruction in lower(network.ops):
                 self._add(instruction)
         except LoweringError as error:
             raise NativeError(str(error)) from error
+        except MemoryError as error:
+            raise NativeError("no memory for the repacked weights") from error
         self._logits = np.empty((1, network.shape.vocab), np.float32)
 
     @property
@@ -111,10 +119,9 @@ class NativeExecutor:
                 self._add_qkv(instruction)
             case RotateAttend():
                 self._program.attention(instruction.attention.layer)
-            case LinearAdd(linear):
-                weight, from_heads = linear.weight, linear.x == "a"
-                bias = self._vector(linear.bias)
-                self._program.linear_add(self._matrix(weight), bias, weight in self._fine, from_heads)
+            case LinearAdd(linear, _, from_heads):
+                matrix, bias = self._matrix(linear.weight), self._vector(linear.bias)
+                self._program.linear_add(matrix, bias, linear.weight in self._fine, from_heads)
             case NormGatedSilu(norm, gate, up):
                 self._check_alike(gate, up)
                 weights, fine = (self._matrix(gate.weight), self._matrix(up.weight)), gate.weight in self._fine
@@ -124,7 +131,7 @@ class NativeExecutor:
                 self._program.logits(self._vector(norm.weight), norm.eps, head, fine)
 
     def _add_qkv(self, instruction: NormLinear) -> None:
-        rotated = self._rotation().style == "interleaved"
+        rotated = rotation(self._network.ops).style == "interleaved"
         q, k, v = instruction.q, instruction.k, instruction.v
         self._check_alike(q, k, v)
         widths = [self._network.tensors[linear.weight].shape[0] for linear in (q, k, v)]
@@ -136,9 +143,6 @@ class NativeExecutor:
             [0, widths[0], widths[0] + widths[1]],
             [linear.weight in self._fine for linear in (q, k, v)],
         )
-
-    def _rotation(self) -> Rope:
-        return next(op for op in self._network.ops if isinstance(op, Rope))
 
     def _check_alike(self, *linears: Linear) -> None:
         """Inputs of one instruction are prepared once: quantised for all its matrices, or for none."""
@@ -163,7 +167,7 @@ class NativeExecutor:
         vector = dequantize(self._network.tensors[name])
         return np.ascontiguousarray(vector[self._halves_order(len(vector))] if rotated else vector)
 
-    def _halves_order(self, outputs: int) -> NDArray[np.int32]:
+    def _halves_order(self, outputs: int) -> Ints:
         """Rows of interleaved pairs (0, 1), (2, 3), ... as halves: first all firsts, then all seconds, head by head.
 
         Queries and keys are permuted alike, so that their products stay what they were.
@@ -172,15 +176,15 @@ class NativeExecutor:
         return np.arange(outputs, dtype=np.int32).reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise NativeError(f"{name} is {value}; it must be at least 1")
+def _count(name: str, value: int) -> int:
+    if not 1 <= value <= _LARGEST_COUNT:
+        raise NativeError(f"{name} is {value}; it must be from 1 to {_LARGEST_COUNT}")
     return value
 
 
 def _program(network: Network, kv_blocks: int, threads: int, isa: str) -> _native.Program:
     s = network.shape
-    rope = next(op for op in network.ops if isinstance(op, Rope))
+    rope = rotation(network.ops)
     exponents = np.arange(0, s.head_dim, 2, dtype=np.float32) / np.float32(s.head_dim)
     frequencies = (1.0 / np.float32(rope.base) ** exponents).astype(np.float32)
     dims = [s.width, s.heads, s.kv_heads, s.head_dim, s.ffn_width, s.vocab, s.layers]
@@ -190,18 +194,20 @@ def _program(network: Network, kv_blocks: int, threads: int, isa: str) -> _nativ
         raise NativeError(f"TWOSTEP_ISA: {error}") from error
     except MemoryError as error:
         raise NativeError(f"no memory for a KV cache of {kv_blocks} blocks") from error
+    except RuntimeError as error:
+        raise NativeError(f"the system does not give {threads} threads: {error}") from error
 
 
-def _flatten(slices: Sequence[Slice]) -> Iterator[NDArray[np.int32]]:
+def _flatten(slices: Sequence[Slice]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     """Tokens, starts, counts, block tables, where each table starts, rows whose logits are wanted."""
     counts = [len(piece.tokens) for piece in slices]
     tables = [len(piece.blocks) for piece in slices]
-    first_rows = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    yield np.array([token for piece in slices for token in piece.tokens], np.int32)
-    yield np.array([piece.start for piece in slices], np.int32)
-    yield np.array(counts, np.int32)
-    yield np.array([block for piece in slices for block in piece.blocks], np.int32)
-    yield np.concatenate(([0], np.cumsum(tables)[:-1])).astype(np.int32)
-    yield np.array([first + i for first, piece in zip(first_rows, slices, strict=True) for i in piece.logits], np.int32)
-
-
+    first_rows = [0, *accumulate(counts)]
+    return (
+        np.array([token for piece in slices for token in piece.tokens], np.int32),
+        np.array([piece.start for piece in slices], np.int32),
+        np.array(counts, np.int32),
+        np.array([block for piece in slices for block in piece.blocks], np.int32),
+        np.array([0, *accumulate(tables)][:-1], np.int32),
+        np.array([first + i for first, piece in zip(first_rows, slices, strict=False) for i in piece.logits], np.int32),
+    )
