@@ -266,7 +266,7 @@ def test_an_openvino_that_ends_is_an_error(tmp_path: Path) -> None:
 def test_documents_say_what_the_result_files_say() -> None:
     """`make report` brings them up to date."""
     for path, text in report.render().items():
-        assert (machine.ROOT / path).read_text() == text, f"{path} is not what `make report` makes of benchmarks/results"
+        assert (machine.ROOT / path).read_text() == text, f"{path} is not what `make report` makes of the results"
 
 
 def test_only_the_marked_part_is_replaced() -> None:
