@@ -31,28 +31,35 @@ inline void write_kv(const float* key, const float* value, int head_dim, int slo
 // What one tile of positions works on.
 struct TileWork {
   const KvView& kv;
-  int start, blocks;        // first position; KV blocks in use
+  int start, blocks, last_block;  // first position; KV blocks in use; the sequence's last block
   const float *keys, *values;  // f32 copies, [blocks][head_dim][16] and [positions][padded], or null: read the cache
 };
 
-// scores[row][64] of rows [first, rows) against the tile's blocks
+// scores[row][64] of rows [first, rows) against the tile's blocks. `ahead` is fetched on the way.
 template <class From>
-inline void score_block(const uint8_t* keys, int head_dim, const float* queries, int first, int rows, float* scores) {
+inline void score_block(const uint8_t* keys, const uint8_t* ahead, int head_dim, const float* queries, int first, int rows, float* scores) {
   const int size = padded(head_dim);
   in_tiles<kFloatRows>(rows, [&](int row, auto count) {
     F32 acc[count];
     for (int r = 0; r < count; ++r) acc[r] = zero();
-    float_tile<From, count>(keys, kBlock, head_dim, queries + size_t(row) * size, size, acc);
+    float_tile<From, count>(keys, kBlock, head_dim, queries + size_t(row) * size, size, acc, ahead);
     for (int r = 0; r < count; ++r) store(scores + size_t(row + r) * kTile, acc[r]);
   }, first);
 }
 
+inline const uint8_t* bytes_of(const void* p) { return static_cast<const uint8_t*>(p); }
+
+// A block of one head is a run of a few KiB, too short for the hardware to foresee the next one, and fetching a whole tile
+// at once stalls. So scoring fetches the tile's values on its way, and weighing those fetches the next tile's keys.
 inline void score_tile(const TileWork& work, const float* queries, int first, int rows, float* scores) {
   const int head_dim = work.kv.head_dim;
-  for (int b = 0; b < work.blocks; ++b) {
-    const uint16_t* cached = work.kv.keys(work.start / kBlock + b);
-    if (work.keys) score_block<FromF32>(reinterpret_cast<const uint8_t*>(work.keys + size_t(b) * head_dim * kBlock), head_dim, queries, first, rows, scores + b * kBlock);
-    else score_block<FromF16>(reinterpret_cast<const uint8_t*>(cached), head_dim, queries, first, rows, scores + b * kBlock);
+  for (int b = 0; b < work.blocks; ++b, scores += kBlock) {
+    const int block = work.start / kBlock + b;
+    if (work.keys) {
+      score_block<FromF32>(bytes_of(work.keys + size_t(b) * head_dim * kBlock), nullptr, head_dim, queries, first, rows, scores);
+    } else {
+      score_block<FromF16>(bytes_of(work.kv.keys(block)), bytes_of(work.kv.values(block)), head_dim, queries, first, rows, scores);
+    }
   }
 }
 
@@ -75,26 +82,32 @@ inline void soften(float* scores, int visible, float* state, int size) {
 }
 
 // out[row][chunk .. +16] += probabilities[row][0..positions) · values[..][chunk .. +16]
-template <class From, class ValuesOf>
-inline void weigh_chunk(ValuesOf&& values_of, int blocks, int size, int chunk, const float* scores, int first, int rows, float* states) {
+template <class From, class ValuesOf, class AheadOf>
+inline void weigh_chunk(ValuesOf&& values_of, AheadOf&& ahead_of, int blocks, int size, int chunk, const float* scores, int first, int rows,
+                        float* states) {
   const size_t stride = size + kPanel;
   in_tiles<kFloatRows>(rows, [&](int row, auto count) {
     F32 acc[count];
     float* out = states + row * stride + kPanel + chunk;
     for (int r = 0; r < count; ++r) acc[r] = load(out + r * stride);
     for (int b = 0; b < blocks; ++b)
-      float_tile<From, count>(values_of(b, chunk), size, kBlock, scores + size_t(row) * kTile + b * kBlock, kTile, acc);
+      float_tile<From, count>(values_of(b), size, kBlock, scores + size_t(row) * kTile + b * kBlock, kTile, acc, ahead_of(b));
     for (int r = 0; r < count; ++r) store(out + r * stride, acc[r]);
   }, first);
 }
 
 inline void weigh_tile(const TileWork& work, const float* scores, int first, int rows, float* states) {
-  const int size = padded(work.kv.head_dim);
-  const auto copied = [&](int b, int chunk) { return reinterpret_cast<const uint8_t*>(work.values + size_t(b) * kBlock * size + chunk); };
-  const auto cached = [&](int b, int chunk) { return reinterpret_cast<const uint8_t*>(work.kv.values(work.start / kBlock + b) + chunk); };
-  for (int chunk = 0; chunk < size; chunk += kPanel) {
-    if (work.values) weigh_chunk<FromF32>(copied, work.blocks, size, chunk, scores, first, rows, states);
-    else weigh_chunk<FromF16>(cached, work.blocks, size, chunk, scores, first, rows, states);
+  const int size = padded(work.kv.head_dim), chunks = size / kPanel, next = work.start / kBlock + kTile / kBlock;
+  for (int c = 0; c < chunks; ++c) {
+    const auto copied = [&](int b) { return bytes_of(work.values + size_t(b) * kBlock * size + c * kPanel); };
+    const auto cached = [&](int b) { return bytes_of(work.kv.values(work.start / kBlock + b) + c * kPanel); };
+    const auto nothing = [](int) -> const uint8_t* { return nullptr; };
+    const auto next_keys = [&](int b) {  // 16 steps of 32 bytes: the whole tile passes once over the next one's keys
+      const int part = c * work.blocks + b, block = std::min(next + part / chunks, work.last_block);
+      return bytes_of(work.kv.keys(block)) + part % chunks * kBlock * 32;
+    };
+    if (work.values) weigh_chunk<FromF32>(copied, nothing, work.blocks, size, c * kPanel, scores, first, rows, states);
+    else weigh_chunk<FromF16>(cached, next_keys, work.blocks, size, c * kPanel, scores, first, rows, states);
   }
 }
 
@@ -103,15 +116,16 @@ inline void widen(const uint16_t* from, size_t count, float* to) {
 }
 
 // The tile's work; many rows pay for one conversion of its keys and values to floats.
-inline TileWork prepare_tile(const KvView& kv, int start, int blocks, bool copy, float* scratch) {
-  if (!copy) return {kv, start, blocks, nullptr, nullptr};
+inline TileWork prepare_tile(const KvView& kv, int start, int last, bool copy, float* scratch) {
+  const int blocks = (std::min(kTile, last + 1 - start) + kBlock - 1) / kBlock, last_block = last / kBlock;
+  if (!copy) return {kv, start, blocks, last_block, nullptr, nullptr};
   const size_t size = padded(kv.head_dim), key_floats = size_t(kv.head_dim) * kBlock;
   float* values = scratch + kTile * size;
   for (int b = 0; b < blocks; ++b) {
     widen(kv.keys(start / kBlock + b), key_floats, scratch + b * key_floats);
     widen(kv.values(start / kBlock + b), size * kBlock, values + b * size * kBlock);
   }
-  return {kv, start, blocks, scratch, values};
+  return {kv, start, blocks, last_block, scratch, values};
 }
 
 inline void reset_states(float* states, int rows, int size) {
@@ -128,8 +142,7 @@ inline void attend(const QueryTile& tile, const KvView& kv, int split, float* st
   const int end = std::min((split + 1) * kSplit, last + 1);
   for (int start = split * kSplit; start < end; start += kTile) {
     const int first = std::max(0, start - tile.position) * tile.group;  // earlier tokens do not see this tile
-    const int blocks = (std::min(kTile, last + 1 - start) + kBlock - 1) / kBlock;
-    const TileWork work = prepare_tile(kv, start, blocks, rows - first > kFloatRows, scratch);
+    const TileWork work = prepare_tile(kv, start, last, rows - first > kFloatRows, scratch);
     score_tile(work, queries, first, rows, scores);
     for (int r = first; r < rows; ++r) {
       const int visible = std::min(kTile, tile.position + r / tile.group + 1 - start);
