@@ -1,4 +1,4 @@
-"""The errors a user is meant to read: one line that names the thing and what is allowed. The command prints it, exit code 1."""
+"""The errors a user is meant to read: one line that names the thing and what is allowed."""
 
 
 class TwostepError(Exception):

@@ -1,4 +1,4 @@
-"""The executor that serves: the network's operations fused and handed to the compiled program, run without returning to Python."""
+"""The executor that serves: the network's operations, fused, run by the compiled program without returning to Python."""
 
 import os
 from collections.abc import Sequence
@@ -49,8 +49,9 @@ def usable_isas() -> list[str]:
 class NativeExecutor:
     """Runs steps of `network` on `threads` threads over `kv_blocks` blocks of float16 KV cache.
 
-    `isa` forces an instruction set (default: `$TWOSTEP_ISA`, else the best of this machine). Raises `NativeError` that names
-    what is not possible and what is. Weights are repacked here, once; the network's tensors are then read only for embeddings.
+    `isa` forces an instruction set (default: `$TWOSTEP_ISA`, else the best of this machine). Raises `NativeError` that
+    names what is not possible and what is. Weights are repacked here, once; the network's tensors are then read only for
+    embeddings.
     """
 
     def __init__(self, network: Network, kv_blocks: int, *, threads: int | None = None, isa: str | None = None) -> None:
@@ -99,7 +100,7 @@ class NativeExecutor:
         self._program.cancel()
 
     def forward(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
-        """See `Executor.forward`. Raises `StepCancelledError` after `cancel()`. The result is reused by the next call."""
+        """See `Executor.forward`; the next call reuses the result. Raises `StepCancelledError` after `cancel()`."""
         check_step(slices, self._network.shape.vocab, self._kv_blocks)
         rows = sum(len(piece.logits) for piece in slices)
         if rows > len(self._logits):

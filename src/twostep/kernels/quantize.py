@@ -1,4 +1,4 @@
-"""8-bit activations: how the kernels round the input of a product with a quantised weight, and where they round less."""
+"""8-bit activations: how kernels round the input of a product with a quantised weight, and where they round less."""
 
 from collections.abc import Sequence
 
@@ -32,8 +32,8 @@ def _round(groups: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[n
 def fine_weights(ops: Sequence[Op]) -> frozenset[str]:
     """Weights whose input is rounded finely: value projections, all of the last layer, the head.
 
-    Measured on SmolLM2 (docs/LOG.md): with 8 bits everywhere the mean KL divergence from float activations is 3.7e-3; these
-    few products, a fourteenth of the arithmetic, cause more than half of it, since no later layer averages their error out.
+    Measured on SmolLM2 (docs/LOG.md): with 8 bits everywhere the mean KL divergence from float activations is 3.7e-3;
+    these few products, a fourteenth of the arithmetic, cause more than half of it: no later layer averages it out.
     """
     attentions = [i for i, op in enumerate(ops) if isinstance(op, Attention)]
     last_layer = max((i for i in range(attentions[-1]) if isinstance(ops[i], RmsNorm)), default=0)

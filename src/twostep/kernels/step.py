@@ -32,12 +32,12 @@ class Executor(Protocol):
     def forward(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """Computes one step; any mixture of prefill slices and decodes, each sequence at most once.
 
-        Writes the slices' K and V to the cache. Returns logits, shape (rows asked for, vocab), in the order of the slices;
-        the array may be reused by the next call. Raises `ValueError` that names what is wrong with a slice (token out of
-        the vocabulary, block out of the cache, table too short), before anything is changed.
+        Writes the slices' K and V to the cache. Returns logits, shape (rows asked for, vocab), in the order of the
+        slices; the array may be reused by the next call. Raises `ValueError` that names what is wrong with a slice (token
+        out of the vocabulary, block out of the cache, table too short), before anything is changed.
         """
         ...
 
 
 class StepCancelledError(Exception):
-    """The step was stopped between layers by `cancel()`. KV of its slices is undefined; earlier positions are intact."""
+    """`cancel()` stopped the step between layers. KV of its slices is undefined; earlier positions are intact."""

@@ -10,7 +10,7 @@ from twostep.spec.shape import ModelShape
 
 @dataclass(frozen=True)
 class Network:
-    """`ops` refer to `tensors` by name; every name they use is there, with the shape they need (the family checked it)."""
+    """`ops` refer to `tensors` by name; each name is there, with the shape it needs (the family checked it)."""
 
     shape: ModelShape
     ops: tuple[Op, ...]

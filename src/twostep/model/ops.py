@@ -1,7 +1,8 @@
 """The network as data: a short list of operations that each executor compiles once and runs every step.
 
 Operations read and write named buffers, one row a token of the step. A `weight` or `bias` names a tensor of the file.
-The list says *what* is computed; fusing (one matrix for Q, K and V, norm with quantisation, ...) is each executor's own affair.
+The list says *what* is computed; fusing (one matrix for Q, K and V, norm with quantisation, ...) is each executor's
+own affair.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotates each head of `x` (rows, heads · head_dim) in place by position; angle of pair i is position · base^(-2i/dim).
+    """Rotates each head of `x` (rows, heads · head_dim) in place; angle of pair i is position · base^(-2i/dim).
 
     A pair is elements (2i, 2i+1) of a head when `interleaved` (GGUF files of the Llama family, whose Q and K rows the
     converter permuted for it), (i, i + dim/2) when `halves` (Hugging Face's order; Qwen2).
