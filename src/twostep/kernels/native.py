@@ -1,4 +1,4 @@
-"""The executor that serves: the network's operations, fused, run by the compiled program without returning to Python."""
+"""The executor that serves: the network's operations, fused, run by compiled code without returning to Python."""
 
 import os
 from collections.abc import Sequence
@@ -50,8 +50,8 @@ class NativeExecutor:
     """Runs steps of `network` on `threads` threads over `kv_blocks` blocks of float16 KV cache.
 
     `isa` forces an instruction set (default: `$TWOSTEP_ISA`, else the best of this machine). Raises `NativeError` that
-    names what is not possible and what is. Weights are repacked here, once; the network's tensors are then read only for
-    embeddings.
+    names what is not possible and what is. Weights are repacked here, once; the network's tensors are then read only
+    for embeddings.
     """
 
     def __init__(self, network: Network, kv_blocks: int, *, threads: int | None = None, isa: str | None = None) -> None:

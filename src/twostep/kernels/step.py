@@ -33,8 +33,8 @@ class Executor(Protocol):
         """Computes one step; any mixture of prefill slices and decodes, each sequence at most once.
 
         Writes the slices' K and V to the cache. Returns logits, shape (rows asked for, vocab), in the order of the
-        slices; the array may be reused by the next call. Raises `ValueError` that names what is wrong with a slice (token
-        out of the vocabulary, block out of the cache, table too short), before anything is changed.
+        slices; the array may be reused by the next call. Raises `ValueError` that names what is wrong with a slice
+        (token out of the vocabulary, block out of the cache, table too short), before anything is changed.
         """
         ...
 
