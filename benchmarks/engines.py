@@ -66,9 +66,14 @@ class Twostep:
     def __init__(self, path: Path, version: str, threads: int, measures: Sequence[Measure]) -> None:
         self.version = version
         self.file = path.name
-        batch = max(_batch(measure) for measure in measures)
-        positions = max(_positions(measure) for measure in measures)
-        self._driver = Driver(open_model(path).network, batch=batch, positions=positions, threads=threads)
+        decodes = [measure for measure in measures if isinstance(measure, Decode)]
+        self._driver = Driver(
+            open_model(path).network,
+            prompt=max((measure.tokens for measure in measures if isinstance(measure, Prefill)), default=0),
+            batch=max((decode.batch for decode in decodes), default=0),
+            positions=max((decode.context + decode.tokens for decode in decodes), default=0),
+            threads=threads,
+        )
         self._driver.fill()
 
     def warm_up(self, measures: Sequence[Measure]) -> None:
@@ -86,11 +91,3 @@ class Twostep:
 
     def close(self) -> None:
         """Nothing runs between steps."""
-
-
-def _batch(measure: Measure) -> int:
-    return measure.batch if isinstance(measure, Decode) else 1
-
-
-def _positions(measure: Measure) -> int:
-    return measure.context + measure.tokens if isinstance(measure, Decode) else measure.tokens

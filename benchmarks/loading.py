@@ -50,7 +50,7 @@ def _load(path: Path, run: int, threads: int | None) -> list[float]:
     times.append(perf_counter())
     _ = model.tokenizer
     times.append(perf_counter())
-    driver = Driver(model.network, batch=1, positions=PROMPT_TOKENS + 1, threads=threads)
+    driver = Driver(model.network, prompt=PROMPT_TOKENS, threads=threads)
     times.append(perf_counter())
     driver.prefill(tokens)
     times.append(perf_counter())

@@ -15,7 +15,7 @@ from benchmarks.limits import Limits
 from benchmarks.points import Point, decode_point, prefill_point, step_bytes
 from benchmarks.progress import say
 from benchmarks.prompts import prompt
-from benchmarks.results import write
+from benchmarks.results import check_writable, write
 from benchmarks.runs import Driver, Run
 from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
@@ -40,8 +40,13 @@ class Grid:
 
     @property
     def positions(self) -> int:
-        """The longest sequence."""
-        return max(*self.prefills, max(self.contexts) + self.steps(min(self.batches)))
+        """Of the longest sequence that is decoded."""
+        return max(self.contexts) + self.steps(min(self.batches))
+
+    def driver(self, model: LoadedModel, threads: int | None) -> Driver:
+        """With room for every point."""
+        longest, batch = max(self.prefills), max(self.batches)
+        return Driver(model.network, prompt=longest, batch=batch, positions=self.positions, threads=threads)
 
 
 FULL = Grid((128, 512, 1024, 2048), (1, 4, 16, 64), (128, 1024), decode_tokens=64, least_steps=4, runs=5)
@@ -86,6 +91,7 @@ class Result:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
+        check_writable(options.out)
         result = measure(options)
     except TwostepError as error:
         print(f"benchmarks.model: {error}", file=sys.stderr)
@@ -113,7 +119,7 @@ def measure(options: argparse.Namespace) -> Result:
     say(f"loading {path.name}, {grid.runs} times, in process and as a command")
     load = loading.measure(options.model, path, grid.runs, options.threads)
     model = open_model(path)
-    driver = Driver(model.network, batch=max(grid.batches), positions=grid.positions, threads=options.threads)
+    driver = grid.driver(model, options.threads)
     say("limits of this machine")
     bounds = limits.measure(driver.executor.isa, driver.executor.threads, driver.executor.weight_bytes)
     return Result(

@@ -19,7 +19,7 @@ from benchmarks.engines import Decode, Engine, Measure, Prefill, Twostep
 from benchmarks.llama_cpp import LlamaCpp, requantise
 from benchmarks.openvino import OpenVino
 from benchmarks.progress import say
-from benchmarks.results import write
+from benchmarks.results import check_writable, write
 from benchmarks.spread import Spread, spread
 from twostep.errors import TwostepError
 from twostep.kernels.threads import default_threads
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.llama_dir is None and options.openvino_python is None:
         parser.error("nothing to compare with: give --llama-dir, --openvino-python or both (see --help)")
     try:
+        check_writable(options.out)
         result = measure(options)
     except TwostepError as error:
         print(f"benchmarks.peers_model: {error}", file=sys.stderr)

@@ -6,11 +6,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.progress import say
+from twostep.errors import TwostepError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 FOLDER = Path(__file__).parent / "results"
+
+
+class ResultError(TwostepError):
+    """A result could not be written: names the file."""
+
+
+def check_writable(out: Path | None) -> None:
+    """Before minutes of measuring. Raises `ResultError`."""
+    if out is not None and not out.parent.is_dir():
+        raise ResultError(f"--out {out}: no folder {out.parent}")
 
 
 def write(result: "DataclassInstance", name: str, out: Path | None, *, quick: bool) -> None:

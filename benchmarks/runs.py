@@ -45,23 +45,29 @@ class Run:
 
 
 class Driver:
-    """Holds up to `batch` sequences of `positions` tokens each, with greedy sampling on all threads."""
+    """Has room for one prompt of `prompt` tokens, or for `batch` sequences of `positions` tokens each.
 
-    def __init__(self, network: Network, *, batch: int, positions: int, threads: int | None = None) -> None:
+    Samples greedily, on all threads.
+    """
+
+    def __init__(
+        self, network: Network, *, prompt: int, batch: int = 0, positions: int = 0, threads: int | None = None
+    ) -> None:
         self.shape = network.shape
-        self._blocks = blocks_for(positions)
-        self.executor = NativeExecutor(network, kv_blocks=batch * self._blocks, threads=threads)
-        self._batch = batch
+        self._blocks_each = blocks_for(positions)
+        self._blocks = max(blocks_for(prompt), batch * self._blocks_each)
+        self.executor = NativeExecutor(network, kv_blocks=self._blocks, threads=threads)
         self._watch = _Stopwatch(self.executor, Sampler(self.shape.vocab, self.executor.threads))
 
     def prefill(self, prompt: Sequence[int]) -> Run:
         """Computes a prompt anew, in the engine's chunks, up to the choice of its first output token."""
         self._watch.start()
         done = NOTHING
+        table = range(blocks_for(len(prompt)))
         for start in range(0, len(prompt), CHUNK_TOKENS):
             tokens = prompt[start : start + CHUNK_TOKENS]
             last = start + len(tokens) == len(prompt)
-            logits = self._watch.forward([Slice(start, tokens, self._table(0), [len(tokens) - 1] if last else [])])
+            logits = self._watch.forward([Slice(start, tokens, table, [len(tokens) - 1] if last else [])])
             done += work(self.shape, [Part(start, len(tokens), int(last))])
         self._choose(logits, len(prompt))
         return Run(len(prompt), self._watch.stop(), done)
@@ -83,12 +89,12 @@ class Driver:
         The time of attention depends on how much memory it reads, not on what is there; but memory that was never
         written would be the system's one page of zeros, and always cached.
         """
-        blocks = range(self._batch * self._blocks)
+        blocks = range(self._blocks)
         for first in range(0, len(blocks), FILL_ROWS):
             self.executor.forward([Slice(0, [0], [block]) for block in blocks[first : first + FILL_ROWS]])
 
     def _table(self, sequence: int) -> range:
-        return range(sequence * self._blocks, (sequence + 1) * self._blocks)
+        return range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each)
 
     def _choose(self, logits: NDArray[np.float32], position: int) -> list[int]:
         rows = [SampleRow(GREEDY, choice=0, position=position)] * len(logits)

@@ -71,7 +71,7 @@ def test_a_decode_reads_the_kv_of_all_its_positions(stories: Network) -> None:
 
 
 def test_runs_report_their_tokens_and_where_all_of_their_time_went(stories: Network) -> None:
-    driver = Driver(stories, batch=2, positions=40, threads=1)
+    driver = Driver(stories, prompt=24, batch=2, positions=40, threads=1)
     driver.fill()
     before, after = driver.prefill(range(1, 25)), driver.decode(batch=2, context=24, steps=3)
     assert (before.tokens, after.tokens) == (24, 6)
@@ -297,6 +297,13 @@ def test_a_quick_measurement_yields_a_result_that_all_tables_can_be_made_of(
     text = report.performance_model(tmp_path)
     assert default_model_path.name in text
     assert result["machine"]["cpu"] in report.readme(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_found_before_measuring(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert model.main(["--quick", "--out", str(tmp_path / "none" / "x.json")]) == 1
+    assert capsys.readouterr().err.startswith("benchmarks.model: --out ")
 
 
 def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
