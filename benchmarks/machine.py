@@ -52,6 +52,7 @@ class Machine:
     caches: tuple[Cache, ...]
     memory_bytes: int
     kernel: str
+    """Version without the name of the build."""
     compiler: str
     python: str
     commit: str | None
@@ -79,7 +80,7 @@ def describe() -> Machine:
         threads=default_threads(),
         caches=tuple(_caches(Path("/sys/devices/system/cpu/cpu0/cache"))),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        kernel=platform.release(),
+        kernel=platform.release().partition("-")[0],
         compiler=_compiler(),
         python=platform.python_version(),
         commit=commit,
