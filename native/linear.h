@@ -92,6 +92,11 @@ inline std::pair<Bytes, Bytes> unpack_pair(const uint8_t* group) {
   }
 }
 
+#ifndef TWOSTEP_FETCH_AHEAD
+#define TWOSTEP_FETCH_AHEAD 4096
+#endif
+constexpr int kFetchAhead = TWOSTEP_FETCH_AHEAD;  // bytes
+
 // Weights as they lie in the panel, unpacked as they are used: for few rows.
 template <Format kFormat>
 struct Packed : Traits<kFormat> {
@@ -109,6 +114,11 @@ struct Packed : Traits<kFormat> {
     const Layout layout = layout_of(kFormat);
     const uint8_t* super = panel + size_t(g / kSuper) * (kSuper * layout.group_bytes + layout.super_bytes);
     return {super + layout.super_bytes + g % kSuper * layout.group_bytes, super};
+  }
+  // With one row the panel streams through; a core's own foresight leaves a quarter of the bandwidth unused (measured).
+  void fetch_ahead(int g) const {
+    const uint8_t* ahead = at(g).group + kFetchAhead;
+    for (int i = 0; i < layout_of(kFormat).group_bytes; i += 64) __builtin_prefetch(ahead + i);
   }
 };
 
@@ -139,6 +149,7 @@ struct Unpacked : Traits<kFormat> {
     F32 min() const { return load(reinterpret_cast<const float*>(at + 512 + 64 * T::kHalves)); }
   };
   Group at(int g) const { return {scratch + size_t(g - first) * kBytes}; }
+  void fetch_ahead(int) const {}  // in the first-level cache already
 };
 
 // Rows of 8-bit or 16-bit values meet the weights in different instructions.
@@ -183,6 +194,7 @@ TWOSTEP_INLINE inline void tile(const Source& source, int g0, int g1, const Quan
   unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = g0 ? load(out + r * kPanel) : zero(); });
   for (int g = g0; g < g1; ++g) {
     const auto group = source.at(g);
+    source.fetch_ahead(g);
     unroll<Source::kHalves>([&](auto half) TWOSTEP_INLINE {
       D dot[kCount];
       unroll<kPairs>([&](auto p) TWOSTEP_INLINE {

@@ -1,7 +1,8 @@
-"""Says what this machine lacks to build Twostep, a line each, before a compiler does in many. Exit code 1 if so."""
+"""Sees to what a build of Twostep needs: root on Debian has it installed, others read a line for each thing lacking."""
 
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 from importlib.util import find_spec
@@ -10,18 +11,34 @@ OLDEST = (3, 11)
 
 
 def lacking():
-    """Runs on any Python 3, so that an old one is named too."""
+    """Pairs of what is lacking and Debian's package of it, if any. Runs on any Python 3, so that an old one is named."""
     if sys.version_info < OLDEST:
-        yield "Python {}.{} or newer, this is {}: set PYTHON=...".format(*OLDEST, sys.version.split()[0])
+        yield "Python {}.{} or newer, this is {}: set PYTHON=...".format(*OLDEST, sys.version.split()[0]), None
     if not any(map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))):
-        yield "a C++17 compiler (Debian: apt install g++)"
+        yield "a C++17 compiler", "g++"
     if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")):
-        yield "Python's C headers (Debian: apt install python3-dev)"
+        yield "Python's C headers", "python3-dev"
     if not (find_spec("ensurepip") or find_spec("virtualenv")):
-        yield "Python's venv with pip (Debian: apt install python3-venv)"
+        yield "Python's venv with pip", "python3-venv"
 
 
-lacks = list(lacking())
-for lack in lacks:
-    print("twostep needs " + lack, file=sys.stderr)
-sys.exit(bool(lacks))
+def install(packages):
+    """Only as root of a machine with apt-get, which is nearly always a container: anybody else decides for themselves."""
+    if not packages or os.geteuid() != 0 or not shutil.which("apt-get"):
+        return
+    print("twostep: apt-get install " + " ".join(packages), file=sys.stderr)
+    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        subprocess.run(["apt-get", "-qq", *arguments], env=environment, stdout=sys.stderr)
+
+
+def main():
+    install([package for _, package in lacking() if package])
+    lacks = list(lacking())
+    for lack, package in lacks:
+        advice = " (Debian: apt install {})".format(package) if package else ""
+        print("twostep needs {}{}".format(lack, advice), file=sys.stderr)
+    return bool(lacks)
+
+
+sys.exit(main())
