@@ -11,7 +11,7 @@ OLDEST = (3, 11)
 
 
 def lacking():
-    """Pairs of what is lacking and Debian's package of it, if any. Runs on any Python 3, so that an old one is named."""
+    """Pairs of what is lacking and Debian's package of it, if any. Runs on any Python 3: an old one is named too."""
     if sys.version_info < OLDEST:
         yield "Python {}.{} or newer, this is {}: set PYTHON=...".format(*OLDEST, sys.version.split()[0]), None
     if not any(map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))):
@@ -23,7 +23,7 @@ def lacking():
 
 
 def install(packages):
-    """Only as root of a machine with apt-get, which is nearly always a container: anybody else decides for themselves."""
+    """Only as root of a machine with apt-get, nearly always a container: anybody else decides for themselves."""
     if not packages or os.geteuid() != 0 or not shutil.which("apt-get"):
         return
     print("twostep: apt-get install " + " ".join(packages), file=sys.stderr)
@@ -36,8 +36,8 @@ def main():
     install([package for _, package in lacking() if package])
     lacks = list(lacking())
     for lack, package in lacks:
-        advice = " (Debian: apt install {})".format(package) if package else ""
-        print("twostep needs {}{}".format(lack, advice), file=sys.stderr)
+        advice = " (Debian: apt install " + package + ")" if package else ""
+        print("twostep needs " + lack + advice, file=sys.stderr)
     return bool(lacks)
 
 
