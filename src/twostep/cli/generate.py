@@ -71,7 +71,7 @@ def _answer(options: argparse.Namespace, prompt: str, statistics: Statistics) ->
     model = open_model(path)
     tokens = encode(model, prompt, options)
     max_tokens = answer_limit(len(tokens), options.max_tokens, model.network.shape.context)
-    executor = _executor(options, model.network, len(tokens) + max_tokens)
+    executor = _executor(options, model.network, len(tokens) + max_tokens, statistics)
     choose = chooser(params, tokens, model.network.shape.vocab)
     statistics.loaded(perf_counter() - started, len(tokens))
     detokenizer = IncrementalDetokenizer(model.tokenizer)
@@ -96,7 +96,9 @@ def _sampling_params(options: argparse.Namespace) -> "SamplingParams":
     ).seeded()
 
 
-def _executor(options: argparse.Namespace, network: "Network", tokens: int) -> "Executor":
+def _executor(
+    options: argparse.Namespace, network: "Network", tokens: int, statistics: Statistics
+) -> "Executor":
     """An executor whose KV cache holds that many tokens of one request."""
     from twostep.engine.simple import blocks_for
 
@@ -106,4 +108,7 @@ def _executor(options: argparse.Namespace, network: "Network", tokens: int) -> "
         return ReferenceExecutor(network, kv_blocks=blocks_for(tokens))
     from twostep.kernels.native import NativeExecutor
 
-    return NativeExecutor(network, kv_blocks=blocks_for(tokens), threads=options.threads)
+    native = NativeExecutor(network, kv_blocks=blocks_for(tokens), threads=options.threads)
+    file_bytes = sum(tensor.nbytes for tensor in network.tensors.values())
+    statistics.native(file_bytes, native.weight_bytes, native.kv_bytes, native.isa, native.threads)
+    return native
