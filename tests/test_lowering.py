@@ -25,7 +25,7 @@ def first(kind: type, ops: Ops = OPS) -> int:
 def changed(kind: type, **fields: object) -> Ops:
     """The list with the first operation of a kind changed."""
     at = first(kind)
-    return (*OPS[:at], replace(OPS[at], **fields), *OPS[at + 1 :])  # type: ignore[type-var]
+    return (*OPS[:at], replace(OPS[at], **fields), *OPS[at + 1 :])  # type: ignore[arg-type]
 
 
 def test_a_network_of_two_layers() -> None:
@@ -81,7 +81,7 @@ def test_layers_rotate_alike(change: dict[str, object]) -> None:
 
 def test_biases_of_gate_and_up_are_refused_rather_than_left_out() -> None:
     at = first(GatedSilu) - 1
-    ops = (*OPS[:at], replace(OPS[at], bias="blk.0.ffn_up.bias"), *OPS[at + 1 :])  # type: ignore[call-arg]
+    ops = (*OPS[:at], replace(OPS[at], bias="blk.0.ffn_up.bias"), *OPS[at + 1 :])  # type: ignore[arg-type]
     with pytest.raises(LoweringError, match="after LinearAdd for RmsNorm, Linear, Linear, GatedSilu"):
         lower(ops)
 

@@ -81,7 +81,7 @@ def test_every_cpu_is_a_core_where_the_system_does_not_tell(tmp_path: Path) -> N
 def test_the_least_of_all_limits(
     monkeypatch: pytest.MonkeyPatch, cpus: int, cores: int, quota: float | None, expected: int
 ) -> None:
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(cpus)), raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cpus)), raising=False)
     monkeypatch.setattr(threads, "physical_cores", lambda cpus: cores)
     monkeypatch.setattr(threads, "cgroup_quota", lambda: quota)
     assert default_threads() == expected
