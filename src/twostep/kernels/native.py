@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from itertools import accumulate
+from mmap import MADV_DONTNEED, mmap
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
 from twostep.model.ops import Embed, Linear
 from twostep.model.quants import dequantize
-from twostep.model.tensor import TensorType
+from twostep.model.tensor import Tensor, TensorType
 
 Ints = NDArray[np.int32]
 
@@ -160,6 +161,7 @@ class NativeExecutor:
             outputs, inputs = tensor.shape
             order = self._halves_order(outputs) if rotated else _IN_ORDER
             self._packed[key] = self._program.add_matrix(int(tensor.type), tensor.data, outputs, inputs, order)
+            _let_go(tensor)
         return self._packed[key]
 
     def _vector(self, name: str | None, rotated: bool = False) -> NDArray[np.float32]:
@@ -197,6 +199,18 @@ def _program(network: Network, kv_blocks: int, threads: int, isa: str) -> _nativ
         raise NativeError(f"no memory for a KV cache of {kv_blocks} blocks") from error
     except RuntimeError as error:
         raise NativeError(f"the system does not give {threads} threads: {error}") from error
+
+
+def _let_go(tensor: Tensor) -> None:
+    """Lets the system take back the pages of a mapped weight file, so that a model is not resident twice.
+
+    They stay in the system's cache while it has room, and come back when touched, as embeddings do.
+    """
+    base: object = tensor.data
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview) and base.readonly and isinstance(base.obj, mmap):
+        base.obj.madvise(MADV_DONTNEED)
 
 
 def _flatten(slices: Sequence[Slice]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
