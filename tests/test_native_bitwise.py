@@ -30,7 +30,8 @@ STORIES = "stories260k"
 SEQUENCES = 4
 LONGEST = 100
 """Tokens of a sequence among others: several make more than a block of 128 rows, attention starts a second tile."""
-KV_BLOCKS = SEQUENCES * len(blocks_for(LONGEST))
+KV_BLOCKS = 150
+"""More than they fill, so that one step can decode more than 128 sequences."""
 
 every_isa = pytest.mark.parametrize("isa", usable_isas())
 every_network = pytest.mark.parametrize("name", [STORIES, *TINY])
@@ -111,6 +112,18 @@ def test_cuts_company_tables_and_threads_change_no_bit(
             slices.append(Slice(start, ids[request.number][start:end], request.table, wanted))
             expected.append(alone(name, isa)[request.number][start:end][wanted])
         assert_same_bits(executor.forward(slices), np.concatenate(expected))
+
+
+@every_isa
+@pytest.mark.parametrize("name", ["F32", "Q4_1", "Q6_K"])
+def test_many_decodes_at_once(name: str, isa: str) -> None:
+    """More rows than one block of 128, each at its own position behind a prefix whose blocks they all read."""
+    executor, ids = used_executor(name, isa, 2), prompts(network(name).shape.vocab)[0]
+    prefix, own = blocks_for(32), range(2, KV_BLOCKS)
+    executor.forward([Slice(0, ids[:32], prefix)])
+    for start in range(32, 48):
+        step = [Slice(start, ids[start : start + 1], [*prefix, block], [0]) for block in own]
+        assert_same_bits(executor.forward(step), np.repeat(alone(name, isa)[0][start : start + 1], len(own), axis=0))
 
 
 LONG = [500, *[1] * 20, 480, *[1] * 30, 20]
