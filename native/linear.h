@@ -241,7 +241,8 @@ void quantised_panel(const Matrix& matrix, int panel, const QuantRows& x, int ro
   prefetch_panel(matrix, panel);
   for (int g0 = 0; g0 < groups; g0 += kScratchGroups) {
     const int g1 = std::min(groups, g0 + kScratchGroups);
-    rows_of_panel<kFine>(Unpacked<kFormat>(packed, g0, g1, scratch), g0, g1, x, rows, out);
+    if constexpr (Traits<kFormat>::kMax == 255) rows_of_panel<kFine>(packed, g0, g1, x, rows, out);  // bytes already
+    else rows_of_panel<kFine>(Unpacked<kFormat>(packed, g0, g1, scratch), g0, g1, x, rows, out);
   }
 }
 
