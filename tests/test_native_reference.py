@@ -121,8 +121,10 @@ def _as_layer_0(op: Op) -> Op:
     return replace(op, layer=0) if isinstance(op, Attention) else op
 
 
-def test_contexts_of_every_layer_of_a_real_model(smollm2: Network, text: list[int]) -> None:
-    """A network's last layer is rounded to 16 bits, so these are."""
+def test_contexts_of_every_layer_of_a_real_model(
+    smollm2: Network, text: list[int], round_finely: RoundFinely
+) -> None:
+    round_finely(True)
     errors = np.array([errors_of_rows(layer, context(text[:40])) for layer in layers_alone(smollm2)])
     assert errors.shape == (30, len(usable_isas()), 40)
     assert np.median(errors, axis=2).max() <= 1e-4
