@@ -116,11 +116,21 @@ struct Packed : Traits<kFormat> {
     return {super + layout.super_bytes + g % kSuper * layout.group_bytes, super};
   }
   // With one row the panel streams through; a core's own foresight leaves a quarter of the bandwidth unused (measured).
-  void fetch_ahead(int g) const {
+  void fetch_ahead(int g, int) const {
     const uint8_t* ahead = at(g).group + kFetchAhead;
     for (int i = 0; i < layout_of(kFormat).group_bytes; i += 64) __builtin_prefetch(ahead + i);
   }
 };
+
+// Lines t and t + 4 of the group, t the number of the tile: four tiles fetch a group of up to 512 bytes.
+template <Format kFormat>
+inline void fetch_lines(const Packed<kFormat>& panel, int g, int row) {
+  const int line = row / kRows;
+  if (line >= 4) return;
+  const uint8_t* group = panel.at(g).group;
+  __builtin_prefetch(group + 64 * line, 0, 2);
+  __builtin_prefetch(group + 64 * (line + 4), 0, 2);
+}
 
 // Weights unpacked beforehand into a scratch of `first`..: one byte a weight, float scales and minima: for many rows.
 template <Format kFormat>
@@ -129,7 +139,9 @@ struct Unpacked : Traits<kFormat> {
   static constexpr int kBytes = 512 + 64 * (T::kHalves + T::kHasMin);
   uint8_t* scratch;
   int first;
-  Unpacked(const Packed<kFormat>& from, int g0, int g1, uint8_t* into) : scratch(into), first(g0) {
+  Packed<kFormat> next;  // the panel that will be unpacked after this one
+  Unpacked(const Packed<kFormat>& from, const Packed<kFormat>& next_panel, int g0, int g1, uint8_t* into)
+      : scratch(into), first(g0), next(next_panel) {
     for (int g = g0; g < g1; ++g) unpack(from.at(g), scratch + size_t(g - g0) * kBytes);
   }
   static void unpack(const typename Packed<kFormat>::Group& from, uint8_t* to) {
@@ -149,7 +161,8 @@ struct Unpacked : Traits<kFormat> {
     F32 min() const { return load(reinterpret_cast<const float*>(at + 512 + 64 * T::kHalves)); }
   };
   Group at(int g) const { return {scratch + size_t(g - first) * kBytes}; }
-  void fetch_ahead(int) const {}  // in the first-level cache already
+  // While one panel is computed the next one comes from memory, a line or two with each group: all at once would stall.
+  void fetch_ahead(int g, int row) const { fetch_lines<kFormat>(next, g, row); }
 };
 
 // Rows of 8-bit or 16-bit values meet the weights in different instructions.
@@ -194,7 +207,7 @@ TWOSTEP_INLINE inline void tile(const Source& source, int g0, int g1, const Quan
   unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = g0 ? load(out + r * kPanel) : zero(); });
   for (int g = g0; g < g1; ++g) {
     const auto group = source.at(g);
-    source.fetch_ahead(g);
+    source.fetch_ahead(g, row);
     unroll<Source::kHalves>([&](auto half) TWOSTEP_INLINE {
       D dot[kCount];
       unroll<kPairs>([&](auto p) TWOSTEP_INLINE {
@@ -227,22 +240,15 @@ inline void rows_of_panel(const Source& source, int g0, int g1, const QuantRows&
   in_tiles<kRows>(rows, [&](int row, auto count) { tile<count, kFine>(source, g0, g1, x, row, out + size_t(row) * kPanel); });
 }
 
-// While one panel is computed the next one comes from memory; the last one's next is past the matrix, which is harmless.
-inline void prefetch_panel(const Matrix& matrix, int panel) {
-  const uint8_t* next = matrix.panel(panel + 1);
-  for (size_t i = 0; i < matrix.panel_bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
-}
-
 template <Format kFormat, bool kFine>
 void quantised_panel(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
-  const Packed<kFormat> packed(matrix.panel(panel));
+  const Packed<kFormat> packed(matrix.panel(panel)), next(matrix.panel(panel + 1));  // past the last: fetched, not read
   const int groups = matrix.inputs / kGroup;
   if (rows <= kRows) return rows_of_panel<kFine>(packed, 0, groups, x, rows, out);
-  prefetch_panel(matrix, panel);
   for (int g0 = 0; g0 < groups; g0 += kScratchGroups) {
     const int g1 = std::min(groups, g0 + kScratchGroups);
     if constexpr (Traits<kFormat>::kMax == 255) rows_of_panel<kFine>(packed, g0, g1, x, rows, out);  // bytes already
-    else rows_of_panel<kFine>(Unpacked<kFormat>(packed, g0, g1, scratch), g0, g1, x, rows, out);
+    else rows_of_panel<kFine>(Unpacked<kFormat>(packed, next, g0, g1, scratch), g0, g1, x, rows, out);
   }
 }
 

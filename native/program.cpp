@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kRowBlock = 128;       // rows that share one unpacking of a panel
 constexpr int kPrivateValues = 4096; // fewer values than this: each member prepares its own rows, which saves a barrier
-constexpr int kTasksPerMember = 4;   // so that a member that is held up does not hold up the others
+constexpr int kTasksPerMember = 2;   // more would break the streams of weights, fewer wait longer for one held up
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 

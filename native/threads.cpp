@@ -6,7 +6,7 @@ namespace twostep {
 namespace {
 
 // Between steps a member spins this long before it sleeps: longer than the host's work between two steps.
-constexpr auto kSpinBetweenSteps = std::chrono::microseconds(200);
+constexpr auto kSpinBetweenSteps = std::chrono::microseconds(500);
 constexpr int kSpinsBeforeYield = 4000;
 
 inline void pause_cpu() {
