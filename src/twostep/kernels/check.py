@@ -37,7 +37,7 @@ def _logits_faults(piece: Slice) -> Iterator[str]:
 
 def _outside(what: str, numbers: Sequence[int], limit: int, whole: str) -> Iterator[str]:
     """At most one fault, found at C speed: a step has thousands of numbers, nearly always all of them in order."""
-    if len(numbers) and not (0 <= min(numbers) and max(numbers) < limit):
+    if len(numbers) and not (min(numbers) >= 0 and max(numbers) < limit):
         n = next(n for n in numbers if not 0 <= n < limit)
         yield f"{what} {n} is outside {whole} (0 to {limit - 1})"
 
