@@ -57,7 +57,7 @@ class Driver:
         self._blocks_each = blocks_for(positions)
         self._blocks = max(blocks_for(prompt), batch * self._blocks_each)
         self.executor = NativeExecutor(network, kv_blocks=self._blocks, threads=threads)
-        self._watch = _Stopwatch(self.executor, Sampler(self.shape.vocab, self.executor.threads))
+        self._watch = _Stopwatch(self.executor, self.executor.sampler())
 
     def prefill(self, prompt: Sequence[int]) -> Run:
         """Computes a prompt anew, in the engine's chunks, up to the choice of its first output token."""

@@ -20,7 +20,8 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_blocks, const std::vector<float>& inverse_frequencies)
     : dims_(dims),
       kernels_(choose_kernels(isa)),
-      team_(threads),
+      team_owner_(std::make_shared<Team>(threads)),
+      team_(*team_owner_),
       inverse_frequencies_(inverse_frequencies),
       kv_blocks_(kv_blocks),
       members_(threads) {

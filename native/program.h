@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,7 @@ class Program {
   size_t kv_bytes() const { return cache_.taken(); }
   size_t buffer_bytes() const { return buffer_bytes_; }
   const std::array<double, kParts>& seconds() const { return seconds_; }  // of the last step
-  Team& team() { return team_; }
+  const std::shared_ptr<Team>& team() const { return team_owner_; }
   const Kernels& kernels() const { return kernels_; }
 
  private:
@@ -123,7 +124,8 @@ class Program {
 
   const Dims dims_;
   const Kernels& kernels_;
-  Team team_;
+  const std::shared_ptr<Team> team_owner_;  // shared with the sampler: a team of its own would spin beside this one
+  Team& team_;
   const std::vector<float> inverse_frequencies_;
   Arena weights_, cache_;
   uint16_t* kv_ = nullptr;

@@ -307,14 +307,14 @@ void RowSampler::report_alternatives(int wanted, double log_sum, Sampled& result
   for (int i = 0; i < n; ++i) result.top[i].logprob = static_cast<float>(result.top[i].logprob - log_sum);
 }
 
-Sampler::Sampler(int vocab, int threads) : vocab_(vocab), team_(threads) {
-  samplers_.reserve(threads);
-  for (int thread = 0; thread < threads; ++thread) samplers_.emplace_back(vocab);
+Sampler::Sampler(int vocab, std::shared_ptr<Team> team) : vocab_(vocab), team_(std::move(team)) {
+  samplers_.reserve(team_->size());
+  for (int member = 0; member < team_->size(); ++member) samplers_.emplace_back(vocab);
 }
 
 void Sampler::run(const float* logits, const std::vector<SampleRow>& rows, std::vector<Sampled>& results) {
-  team_.run([&](int member) {
-    team_.share(static_cast<int>(rows.size()), [&](int row) {
+  team_->run([&](int member) {
+    team_->share(static_cast<int>(rows.size()), [&](int row) {
       results[row] = samplers_[member].sample(logits + static_cast<size_t>(row) * vocab_, rows[row]);
     });
   });

@@ -17,6 +17,7 @@
 // No list is sorted: steps 6 and 7 search the logit below which tokens are dropped, by bisection of counts and sums.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -130,7 +131,9 @@ class RowSampler {
 
 class Sampler {
  public:
-  Sampler(int vocab, int threads);
+  Sampler(int vocab, std::shared_ptr<Team> team);
+  Sampler(const Sampler&) = delete;
+  Sampler& operator=(const Sampler&) = delete;
 
   int vocab() const { return vocab_; }
 
@@ -139,7 +142,7 @@ class Sampler {
 
  private:
   int vocab_;
-  Team team_;
+  std::shared_ptr<Team> team_;
   std::vector<RowSampler> samplers_;  // one for each thread
 };
 

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "program.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -23,7 +24,8 @@ constexpr size_t kParams = 0, kChoice = 1, kPosition = 2, kPrompt = 3, kOutput =
 
 class PySampler {
  public:
-  PySampler(int vocab, int threads) : sampler_(vocab, threads) {}
+  PySampler(int vocab, int threads) : sampler_(vocab, std::make_shared<Team>(threads)) {}
+  PySampler(int vocab, const Program& program) : sampler_(vocab, program.team()) {}
 
   // One entry for each row: (token, logprob, rank, ((token, logprob), ...)), or a string that says what is wrong.
   nb::list sample(const Logits& logits, const nb::list& rows);
@@ -122,6 +124,7 @@ void bind_sampling(nb::module_& m) {
         "logprobs"_a.none());
   nb::class_<PySampler>(m, "NativeSampler")
       .def(nb::init<int, int>(), "vocab"_a, "threads"_a)
+      .def(nb::init<int, const Program&>(), "vocab"_a, "program"_a)
       .def("sample", &PySampler::sample, "logits"_a.noconvert(), "rows"_a);
 }
 

@@ -1,5 +1,6 @@
 """Rows of a batch: each for itself, repeatable, and with an error of its own."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,15 @@ import pytest
 from numpy.typing import NDArray
 
 from twostep.errors import SamplingError
+from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import Sampled, Sampler, SampleRow, SamplingParams
+from twostep.kernels.step import Slice
+from twostep.model.families import load_network
+from twostep.model.gguf import read_gguf
 
 Floats = NDArray[np.float32]
 VOCAB = 301
+STORIES = Path(__file__).parent / "data" / "stories260k.gguf"
 GREEDY = SamplingParams(temperature=0)
 NONE = np.array([], np.int32)
 
@@ -216,3 +222,10 @@ def test_wrong_masks_and_histories_are_refused(params: SamplingParams, fields: d
 
 def test_an_empty_batch_is_fine() -> None:
     assert Sampler(3).sample(np.zeros((0, 3), np.float32), []) == []
+
+
+def test_a_sampler_on_an_executors_threads_chooses_the_same() -> None:
+    executor = NativeExecutor(load_network(read_gguf(STORIES)), kv_blocks=1, threads=2)
+    logits = executor.forward([Slice(0, [1, 5, 9], [0], [0, 1, 2])])
+    rows = [SampleRow(SamplingParams(temperature=0.9, seed=3), choice=0, position=i) for i in range(3)]
+    assert executor.sampler().sample(logits, rows) == Sampler(logits.shape[1]).sample(logits, rows)

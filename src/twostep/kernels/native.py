@@ -23,6 +23,7 @@ from twostep.kernels.lowering import (
     rotation,
 )
 from twostep.kernels.quantize import fine_weights
+from twostep.kernels.sampling import Sampler
 from twostep.kernels.step import Slice, StepCancelledError
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
@@ -91,6 +92,10 @@ class NativeExecutor:
     def kv_bytes(self) -> int:
         """Bytes of KV cache reserved; the system provides them as they are first written."""
         return int(self._program.kv_bytes)
+
+    def sampler(self) -> Sampler:
+        """A sampler of this vocabulary that uses this executor's threads, between its steps."""
+        return Sampler(self._network.shape.vocab, program=self._program)
 
     def step_seconds(self) -> dict[str, float]:
         """Wall time of the last step by part: linear, attention, head, rest."""

@@ -124,13 +124,16 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Samples batches on `threads` threads, without holding the interpreter's lock. One batch at a time."""
+    """Samples batches on `threads` threads, without holding the interpreter's lock. One batch at a time.
 
-    def __init__(self, vocab: int, threads: int = 1) -> None:
-        """Memory for each thread: 12 bytes a token of the vocabulary."""
+    `NativeExecutor.sampler()` makes one that uses the executor's own threads between its steps.
+    """
+
+    def __init__(self, vocab: int, threads: int = 1, *, program: _native.Program | None = None) -> None:
+        """On the threads of `program` if given, else its own. Memory for each: 12 bytes a token of the vocabulary."""
         _check_integer("vocab", vocab, 1, _MAX_TOKEN)
         _check_integer("threads", threads, 1, 1024)
-        self._native = _native.NativeSampler(vocab, threads)
+        self._native = _native.NativeSampler(vocab, threads if program is None else program)
 
     def sample(self, logits: NDArray[np.float32], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
         """Chooses a token for each row from logits of shape (rows, vocab), C-contiguous; they are only read.
