@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: hello build test bench-model bench-peers-model report clean
+.PHONY: hello build test test-models bench-model bench-peers-model report check-avx512 clean
 .DELETE_ON_ERROR:
 
 hello: $(VENV)/installed
@@ -17,7 +17,11 @@ build: $(VENV)/installed
 test: $(VENV)/installed $(VENV)/dev
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not models"
+
+# Tests on larger models, as far as they lie in the cache folder: minutes, and 10 GB of memory for the reference executor.
+test-models: $(VENV)/installed $(VENV)/dev
+	$(BIN)/python -m pytest -m models
 
 bench-model: $(VENV)/installed
 	$(BIN)/python -m benchmarks.model
@@ -31,6 +35,13 @@ bench-peers-model: $(VENV)/installed
 
 report: $(VENV)/installed
 	$(BIN)/python -m benchmarks.report
+
+# The kernels' own check on an emulated CPU with AVX-512, for machines without it; the tool says what it needs.
+check-avx512: $(VENV)/tools
+	$(BIN)/cmake -S . -B build/selftest -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	  -DCMAKE_EXE_LINKER_FLAGS=-static
+	$(BIN)/cmake --build build/selftest --target twostep_selftest
+	tools/emulate-avx512 build/selftest/twostep_selftest
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
