@@ -178,11 +178,14 @@ def test_no_memory_for_threads(network: Network) -> None:
 
 @tells_memory
 def test_a_step_that_memory_does_not_suffice_for(network: Network) -> None:
-    """It fails alone: the buffers of the steps after it are as large as they need."""
+    """It fails alone: the buffers of the steps after it are as large as they need.
+
+    So many rows that each buffer is more than 32 MiB: such a one is never made of memory that was freed before.
+    """
     expected = run_prompt(NativeExecutor(network, KV_BLOCKS), IDS)
-    executor = NativeExecutor(network, 2000, threads=1)
+    executor = NativeExecutor(network, 12_500, threads=1)
     with scarce_memory(), pytest.raises(MemoryError):
-        executor.forward([Slice(0, [1] * 30_000, range(2000))])
+        executor.forward([Slice(0, [1] * 200_000, range(12_500))])
     assert as_bytes(run_prompt(executor, IDS)) == as_bytes(expected)
 
 
