@@ -82,7 +82,7 @@ inline void quantise(const float* x, int inputs, uint8_t* record, uint8_t* fine_
   for (int g = 0; g < inputs / kGroup; ++g) {
     const F32 a = load(x + g * kGroup), b = load(x + g * kGroup + kPanel);
     float scale = horizontal_max(max(abs(a), abs(b))) / 127.0f;
-    if (!(scale >= std::numeric_limits<float>::min())) scale = 0;
+    if (scale < std::numeric_limits<float>::min()) scale = 0;  // but not NaN: it has to reach the logits and be told
     const F32 divisor = set1(scale > 0 ? scale : std::numeric_limits<float>::infinity());
     const I32 qa = round_to_int(a / divisor), qb = round_to_int(b / divisor);
     if (record) {

