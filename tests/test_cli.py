@@ -237,17 +237,18 @@ class TestStreams:
         assert result.returncode == 0
         assert rb"\U0001f389" in result.stdout
 
-    def test_standard_output_closed(self) -> None:
-        result = subprocess.run(["sh", "-c", f"'{COMMAND}' models >&-"], capture_output=True, timeout=60, check=False)
-        assert (result.returncode, result.stderr) == (1, b"twostep: standard output is closed\n")
-
-    def test_disk_full(self) -> None:
-        result = subprocess.run(["sh", "-c", f"'{COMMAND}' models >/dev/full"], capture_output=True, timeout=60, check=False)
-        assert (result.returncode, result.stderr) == (1, b"twostep: No space left on device\n")
-
-    def test_standard_input_closed(self) -> None:
-        result = subprocess.run(["sh", "-c", f"'{COMMAND}' generate - <&-"], capture_output=True, timeout=60, check=False)
-        assert (result.returncode, result.stderr) == (1, b"twostep: the prompt is empty\n")
+    @pytest.mark.parametrize(
+        ("command", "message"),
+        [
+            ("models >&-", "standard output is closed"),
+            ("models >/dev/full", "No space left on device"),
+            ("generate - <&-", "the prompt is empty"),
+        ],
+    )
+    def test_closed_or_full(self, command: str, message: str) -> None:
+        shell = ["sh", "-c", f"'{COMMAND}' {command}"]
+        result = subprocess.run(shell, capture_output=True, timeout=60, check=False)
+        assert (result.returncode, result.stderr.decode()) == (1, f"twostep: {message}\n")
 
 
 def test_a_path_that_no_system_takes() -> None:
