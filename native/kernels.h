@@ -61,7 +61,6 @@ struct QueryTile {
 
 struct Kernels {
   const char* name;
-  int rows;  // of one quantised tile: below it weights are unpacked as they are used
   void (*quantise)(const float* x, int inputs, uint8_t* record, uint8_t* fine_record);  // either may be null
   void (*rms_norm)(const float* x, const float* weight, float eps, int inputs, float* out);
   void (*linear_panel)(const Matrix&, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch);

@@ -92,10 +92,7 @@ inline std::pair<Bytes, Bytes> unpack_pair(const uint8_t* group) {
   }
 }
 
-#ifndef TWOSTEP_FETCH_AHEAD
-#define TWOSTEP_FETCH_AHEAD 4096
-#endif
-constexpr int kFetchAhead = TWOSTEP_FETCH_AHEAD;  // bytes
+constexpr int kFetchAhead = 4096;  // bytes
 
 // Weights as they lie in the panel, unpacked as they are used: for few rows.
 template <Format kFormat>
