@@ -11,11 +11,11 @@ from benchmarks.arithmetic import NOTHING, Part, Work, work
 from twostep.engine.simple import CHUNK_TOKENS, blocks_for
 from twostep.errors import SamplingError
 from twostep.kernels.native import NativeExecutor
-from twostep.kernels.sampling import Sampled, Sampler, SampleRow, SamplingParams
+from twostep.kernels.sampling import Sampled, Sampler, SampleRow, TokenSampling
 from twostep.kernels.step import Slice
 from twostep.model.network import Network
 
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = TokenSampling(temperature=0.0)
 FILL_ROWS = 512
 """Rows of a step that fills the cache."""
 

@@ -1,4 +1,4 @@
-"""What `SamplingParams` accepts, and what it says of the rest."""
+"""What `TokenSampling` accepts, and what it says of the rest."""
 
 import pickle
 from decimal import Decimal
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from twostep.errors import InvalidParameterError
-from twostep.kernels.sampling import SamplingParams
+from twostep.kernels.sampling import TokenSampling
 
 NAN, INF = float("nan"), float("inf")
 
@@ -46,7 +46,7 @@ NAN, INF = float("nan"), float("inf")
 )
 def test_refuses_and_names_parameter_value_and_range(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(InvalidParameterError) as refused:
-        SamplingParams(**{name: value})
+        TokenSampling(**{name: value})
     message = str(refused.value)
     assert message.startswith(f"{name} is {value!r}; it has to")
     assert message.endswith(allowed)
@@ -63,14 +63,14 @@ def test_refuses_and_names_parameter_value_and_range(name: str, value: Any, allo
 )
 def test_refuses_bias_and_names_the_token(bias: Any, message: str) -> None:
     with pytest.raises(InvalidParameterError) as refused:
-        SamplingParams(logit_bias=bias)
+        TokenSampling(logit_bias=bias)
     assert str(refused.value) == message
 
 
 def test_accepts_the_ends_of_each_range_and_numpy_numbers() -> None:
-    low = SamplingParams(temperature=0, top_k=0, top_p=0, min_p=0, presence_penalty=-2, seed=-(2**63), logprobs=0)
+    low = TokenSampling(temperature=0, top_k=0, top_p=0, min_p=0, presence_penalty=-2, seed=-(2**63), logprobs=0)
     numpy_numbers: Any = {"repetition_penalty": np.float32(1e30), "logit_bias": {np.int64(3): np.float32(-100)}}
-    high = SamplingParams(
+    high = TokenSampling(
         temperature=1e300, top_k=10**30, top_p=1, min_p=1, frequency_penalty=2, seed=2**63 - 1, **numpy_numbers
     )
     assert low.packed is not None
@@ -79,19 +79,19 @@ def test_accepts_the_ends_of_each_range_and_numpy_numbers() -> None:
 
 def test_drawing_tokens_needs_a_seed() -> None:
     with pytest.raises(InvalidParameterError, match="seed is None"):
-        _ = SamplingParams().packed
-    assert SamplingParams(temperature=0).packed is not None
+        _ = TokenSampling().packed
+    assert TokenSampling(temperature=0).packed is not None
 
 
 def test_seeded_draws_a_seed_once_and_keeps_one_that_is_there() -> None:
-    first, second = SamplingParams().seeded(), SamplingParams().seeded()
+    first, second = TokenSampling().seeded(), TokenSampling().seeded()
     assert first.seed != second.seed
     assert first.seeded() is first
-    assert SamplingParams(seed=0).seeded().seed == 0
+    assert TokenSampling(seed=0).seeded().seed == 0
 
 
 def test_survives_pickling_after_it_was_packed() -> None:
-    params = SamplingParams(seed=1, top_k=3, logit_bias={2: 1.0})
+    params = TokenSampling(seed=1, top_k=3, logit_bias={2: 1.0})
     assert params.packed is params.packed
     copy = pickle.loads(pickle.dumps(params))
     assert copy == params
@@ -100,6 +100,6 @@ def test_survives_pickling_after_it_was_packed() -> None:
 
 def test_keeps_its_own_copy_of_the_bias() -> None:
     bias = {1: 2.0}
-    params = SamplingParams(logit_bias=bias)
+    params = TokenSampling(logit_bias=bias)
     bias[1] = 3.0
     assert params.logit_bias == {1: 2.0}

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from twostep.kernels.sampling import Sampled, Sampler, SampleRow, SamplingParams
+from twostep.kernels.sampling import Sampled, Sampler, SampleRow, TokenSampling
 
 Floats = NDArray[np.float32]
 DRAWS = 32
@@ -49,7 +49,7 @@ def adjusted(logits: Floats, row: SampleRow) -> Floats:
     return x
 
 
-def kept_after_truncation(x: Floats, params: SamplingParams, slack: float) -> NDArray[np.float64]:
+def kept_after_truncation(x: Floats, params: TokenSampling, slack: float) -> NDArray[np.float64]:
     """Probabilities (0 where dropped) after temperature, top-k, top-p and min-p, the last two loosened by `slack`."""
     order = np.lexsort((np.arange(x.size), -x))
     z = (x[order].astype(np.float64) - x.max()) / params.temperature
@@ -85,7 +85,7 @@ def rows(draw: st.DrawFn) -> tuple[Floats, SampleRow]:
     return logits, row
 
 
-def parameters(token: st.SearchStrategy[int]) -> st.SearchStrategy[SamplingParams]:
+def parameters(token: st.SearchStrategy[int]) -> st.SearchStrategy[TokenSampling]:
     choices: dict[str, st.SearchStrategy[Any]] = {
         "temperature": st.sampled_from([0, 1e-6, 0.3, 1, 1.7, 1e6]),
         "top_k": st.sampled_from([0, 0, 1, 2, 5, 150, 10**9]),
@@ -98,7 +98,7 @@ def parameters(token: st.SearchStrategy[int]) -> st.SearchStrategy[SamplingParam
         "seed": st.integers(-(2**63), 2**63 - 1),
         "logprobs": st.sampled_from([None, 0, 1, 20]),
     }
-    return st.builds(SamplingParams, **choices)
+    return st.builds(TokenSampling, **choices)
 
 
 @st.composite

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from twostep.errors import SamplingError
 from twostep.kernels.native import NativeExecutor
-from twostep.kernels.sampling import Sampled, Sampler, SampleRow, SamplingParams
+from twostep.kernels.sampling import Sampled, Sampler, SampleRow, TokenSampling
 from twostep.kernels.step import Slice
 from twostep.model.families import load_network
 from twostep.model.gguf import read_gguf
@@ -17,7 +17,7 @@ from twostep.model.gguf import read_gguf
 Floats = NDArray[np.float32]
 VOCAB = 301
 STORIES = Path(__file__).parent / "data" / "stories260k.gguf"
-GREEDY = SamplingParams(temperature=0)
+GREEDY = TokenSampling(temperature=0)
 NONE = np.array([], np.int32)
 
 
@@ -25,19 +25,19 @@ def tokens(*ids: int) -> NDArray[np.int32]:
     return np.array(ids, np.int32)
 
 
-def one(logits: list[float] | Floats, params: SamplingParams, **fields: object) -> Sampled | SamplingError:
+def one(logits: list[float] | Floats, params: TokenSampling, **fields: object) -> Sampled | SamplingError:
     row = np.asarray(logits, np.float32)[None]
     where: Any = {"choice": 0, "position": 0} | fields
     return Sampler(row.shape[1]).sample(row, [SampleRow(params, **where)])[0]
 
 
-def token(logits: list[float] | Floats, params: SamplingParams, **fields: object) -> int:
+def token(logits: list[float] | Floats, params: TokenSampling, **fields: object) -> int:
     result = one(logits, params, **fields)
     assert isinstance(result, Sampled)
     return result.token
 
 
-def draws(logits: list[float], params: SamplingParams, count: int) -> NDArray[np.int64]:
+def draws(logits: list[float], params: TokenSampling, count: int) -> NDArray[np.int64]:
     rows = [SampleRow(params, 0, position) for position in range(count)]
     results = Sampler(len(logits)).sample(np.tile(np.array(logits, np.float32), (count, 1)), rows)
     return np.array([result.token for result in results if isinstance(result, Sampled)])
@@ -51,9 +51,9 @@ def mixed_batch() -> tuple[Floats, list[SampleRow]]:
     mask = rng.integers(0, 2**32, -(-VOCAB // 32), dtype=np.uint32)
     kinds = [
         GREEDY,
-        SamplingParams(seed=1, logprobs=20),
-        SamplingParams(seed=2, top_k=40, top_p=0.9, repetition_penalty=1.2, frequency_penalty=1, logprobs=0),
-        SamplingParams(seed=3, top_p=0.7, min_p=0.01, logit_bias={3: 4.0}),
+        TokenSampling(seed=1, logprobs=20),
+        TokenSampling(seed=2, top_k=40, top_p=0.9, repetition_penalty=1.2, frequency_penalty=1, logprobs=0),
+        TokenSampling(seed=3, top_p=0.7, min_p=0.01, logit_bias={3: 4.0}),
     ]
     masks = [mask, None]
     return logits, [SampleRow(kinds[i % 4], i, 100 + i, history, history[:20], masks[i % 3 % 2]) for i in range(24)]
@@ -86,19 +86,19 @@ def test_logits_are_only_read() -> None:
 
 def test_seed_choice_and_position_each_give_other_tokens_and_nothing_else_does() -> None:
     logits = np.zeros(VOCAB, np.float32)
-    base = token(logits, SamplingParams(seed=7), choice=1, position=9)
-    assert token(logits, SamplingParams(seed=7), choice=1, position=9) == base
-    assert token(logits, SamplingParams(seed=8), choice=1, position=9) != base
-    assert token(logits, SamplingParams(seed=7 + 2**40), choice=1, position=9) != base
-    assert token(logits, SamplingParams(seed=7), choice=2, position=9) != base
-    assert token(logits, SamplingParams(seed=7), choice=1, position=10) != base
-    assert token(logits, SamplingParams(seed=7), choice=1, position=9 + 2**32) != base
+    base = token(logits, TokenSampling(seed=7), choice=1, position=9)
+    assert token(logits, TokenSampling(seed=7), choice=1, position=9) == base
+    assert token(logits, TokenSampling(seed=8), choice=1, position=9) != base
+    assert token(logits, TokenSampling(seed=7 + 2**40), choice=1, position=9) != base
+    assert token(logits, TokenSampling(seed=7), choice=2, position=9) != base
+    assert token(logits, TokenSampling(seed=7), choice=1, position=10) != base
+    assert token(logits, TokenSampling(seed=7), choice=1, position=9 + 2**32) != base
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_distribution(temperature: float) -> None:
     logits = [0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -0.5]
-    drawn = draws(logits, SamplingParams(seed=11, temperature=temperature), 20_000)
+    drawn = draws(logits, TokenSampling(seed=11, temperature=temperature), 20_000)
     p = np.exp(np.array(logits) / temperature)
     expected = p / p.sum() * 20_000
     chi_square = ((np.bincount(drawn, minlength=7) - expected) ** 2 / expected).sum()
@@ -107,16 +107,16 @@ def test_draws_follow_the_distribution(temperature: float) -> None:
 
 def test_equal_logits_rank_by_token_id() -> None:
     logits = [1.0, 3.0, 3.0, 3.0, 0.0]
-    result = one(logits, SamplingParams(temperature=0, logprobs=3))
+    result = one(logits, TokenSampling(temperature=0, logprobs=3))
     assert isinstance(result, Sampled)
     assert (result.token, result.rank, [t for t, _ in result.top]) == (1, 1, [1, 2, 3])
-    assert set(draws(logits, SamplingParams(seed=1, top_k=2), 200)) == {1, 2}
-    assert set(draws(logits, SamplingParams(seed=1, top_p=0.5), 200)) == {1, 2}
-    assert set(draws([2.0] * 300, SamplingParams(seed=1, top_k=200, top_p=0.01), 200)) == {0, 1}
+    assert set(draws(logits, TokenSampling(seed=1, top_k=2), 200)) == {1, 2}
+    assert set(draws(logits, TokenSampling(seed=1, top_p=0.5), 200)) == {1, 2}
+    assert set(draws([2.0] * 300, TokenSampling(seed=1, top_k=200, top_p=0.01), 200)) == {0, 1}
 
 
 def test_rank_counts_the_tokens_before_it() -> None:
-    result = one([1.0, 3.0, 3.0, 0.0], SamplingParams(temperature=0, logprobs=0, logit_bias={2: 1.0}))
+    result = one([1.0, 3.0, 3.0, 0.0], TokenSampling(temperature=0, logprobs=0, logit_bias={2: 1.0}))
     assert isinstance(result, Sampled)
     assert (result.token, result.rank, result.top) == (2, 2, ())
 
@@ -124,42 +124,42 @@ def test_rank_counts_the_tokens_before_it() -> None:
 @pytest.mark.parametrize("temperature", [1e-300, 1e-6, 1.0, 1e6, 1e300])
 def test_top_k_of_one_is_greedy_at_any_temperature(temperature: float) -> None:
     logits, _ = mixed_batch()
-    top_1 = SamplingParams(seed=1, temperature=temperature, top_k=1)
+    top_1 = TokenSampling(seed=1, temperature=temperature, top_k=1)
     for row in (0, 1, 2):
         assert token(logits[row], top_1) == token(logits[row], GREEDY) == int(np.argmax(logits[row]))
 
 
 @pytest.mark.parametrize("narrow", [{"top_p": 0.0}, {"min_p": 1.0}, {"temperature": 1e-6}, {"temperature": 1e-300}])
 def test_narrowest_parameters_leave_the_most_likely_token(narrow: dict[str, Any]) -> None:
-    assert set(draws([1.0, 5.0, 4.99, -3.0], SamplingParams(seed=1, **narrow), 50)) == {1}
+    assert set(draws([1.0, 5.0, 4.99, -3.0], TokenSampling(seed=1, **narrow), 50)) == {1}
 
 
 def test_greatest_temperature_still_never_draws_what_is_impossible() -> None:
     logits = [0.0, -np.inf, 5.0, -np.inf]
-    assert set(draws(logits, SamplingParams(seed=1, temperature=1e300), 100)) == {0, 2}
+    assert set(draws(logits, TokenSampling(seed=1, temperature=1e300), 100)) == {0, 2}
 
 
 def test_extreme_but_finite_logits_are_fine() -> None:
     top = float(np.finfo(np.float32).max)
     logits = [-top, top, 0.0, -top]
-    assert set(draws(logits, SamplingParams(seed=1, top_p=0.9, top_k=3), 20)) == {1}
-    assert set(draws([-top, -np.inf, -top], SamplingParams(seed=1, top_p=0.9), 50)) == {0, 2}
+    assert set(draws(logits, TokenSampling(seed=1, top_p=0.9, top_k=3), 20)) == {1}
+    assert set(draws([-top, -np.inf, -top], TokenSampling(seed=1, top_p=0.9), 50)) == {0, 2}
 
 
 def test_mask_decides_over_bias_and_penalties() -> None:
     only_33 = np.array([0, 2], np.uint32)
     logits = np.zeros(40, np.float32)
-    params = SamplingParams(temperature=0, logit_bias={1: 100.0, 33: -100.0}, repetition_penalty=50)
+    params = TokenSampling(temperature=0, logit_bias={1: 100.0, 33: -100.0}, repetition_penalty=50)
     assert token(logits, params, mask=only_33, prompt=tokens(33, 33), output=tokens(33)) == 33
 
 
 def test_presence_and_frequency_look_at_the_output_only_and_repetition_at_both() -> None:
     history: Any = {"prompt": tokens(0, 0, 0), "output": tokens(1, 1)}
     logits = [2.0, 2.5, 1.0]
-    assert token(logits, SamplingParams(temperature=0, presence_penalty=1), **history) == 0
-    assert token(logits, SamplingParams(temperature=0, frequency_penalty=0.3), **history) == 0
-    assert token(logits, SamplingParams(temperature=0, frequency_penalty=0.2), **history) == 1
-    assert token(logits, SamplingParams(temperature=0, repetition_penalty=3), **history) == 2
+    assert token(logits, TokenSampling(temperature=0, presence_penalty=1), **history) == 0
+    assert token(logits, TokenSampling(temperature=0, frequency_penalty=0.3), **history) == 0
+    assert token(logits, TokenSampling(temperature=0, frequency_penalty=0.2), **history) == 1
+    assert token(logits, TokenSampling(temperature=0, repetition_penalty=3), **history) == 2
 
 
 @pytest.mark.parametrize(
@@ -170,15 +170,15 @@ def test_presence_and_frequency_look_at_the_output_only_and_repetition_at_both()
         ([-np.inf] * 3, GREEDY, {}, "every logit is -infinity"),
         ([0, 1, 2], GREEDY, {"mask": np.zeros(1, np.uint32)}, "the mask allows no token"),
         ([0, -np.inf, 2], GREEDY, {"mask": np.array([2], np.uint32)}, "the mask allows no token"),
-        ([0, 1, 2], SamplingParams(temperature=0, logit_bias={3: 1.0}), {}, "token 3 in logit_bias"),
-        ([0, 1, 2], SamplingParams(temperature=0, presence_penalty=1), {"prompt": NONE, "output": tokens(0, -1)},
+        ([0, 1, 2], TokenSampling(temperature=0, logit_bias={3: 1.0}), {}, "token 3 in logit_bias"),
+        ([0, 1, 2], TokenSampling(temperature=0, presence_penalty=1), {"prompt": NONE, "output": tokens(0, -1)},
          "token -1 in logit_bias, prompt or output is not one of the 3 of the vocabulary"),
-        ([0, 1, 2], SamplingParams(temperature=0, repetition_penalty=1e-45), {"prompt": tokens(1), "output": NONE},
+        ([0, 1, 2], TokenSampling(temperature=0, repetition_penalty=1e-45), {"prompt": tokens(1), "output": NONE},
          "the penalties took the logits"),
     ],
 )  # fmt: skip
 def test_bad_row_has_its_own_error_and_the_others_go_on(
-    logits: list[float], params: SamplingParams, fields: dict[str, Any], message: str
+    logits: list[float], params: TokenSampling, fields: dict[str, Any], message: str
 ) -> None:
     batch = np.array([[5, 0, 0], logits, [0, 0, 5]], np.float32)
     bad = SampleRow(params, 0, 0, **fields)
@@ -191,7 +191,7 @@ def test_bad_row_has_its_own_error_and_the_others_go_on(
 
 def test_history_is_forgotten_between_calls() -> None:
     sampler, logits = Sampler(3), np.array([[2.0, 1.9, 0.0]], np.float32)
-    params = SamplingParams(temperature=0, presence_penalty=0.05, repetition_penalty=1.01)
+    params = TokenSampling(temperature=0, presence_penalty=0.05, repetition_penalty=1.01)
     for _ in range(3):  # twice the penalty would make it token 1
         assert sampler.sample(logits, [SampleRow(params, 0, 0, NONE, tokens(0))]) == [Sampled(0, None, None, ())]
 
@@ -212,10 +212,10 @@ def test_logits_of_wrong_shape_are_refused() -> None:
     [
         (GREEDY, {"mask": np.zeros(2, np.uint32)}, "mask has 2 words; a vocabulary of 3 needs 1"),
         (GREEDY, {"mask": np.zeros(1, np.int64)}, "mask has to be a contiguous uint32 array"),
-        (SamplingParams(temperature=0, repetition_penalty=2), {}, "prompt and output have to be contiguous int32"),
+        (TokenSampling(temperature=0, repetition_penalty=2), {}, "prompt and output have to be contiguous int32"),
     ],
 )
-def test_wrong_masks_and_histories_are_refused(params: SamplingParams, fields: dict[str, Any], message: str) -> None:
+def test_wrong_masks_and_histories_are_refused(params: TokenSampling, fields: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         one([0.0, 1.0, 2.0], params, **fields)
 
@@ -227,5 +227,5 @@ def test_an_empty_batch_is_fine() -> None:
 def test_a_sampler_on_an_executors_threads_chooses_the_same() -> None:
     executor = NativeExecutor(load_network(read_gguf(STORIES)), kv_blocks=1, threads=2)
     logits = executor.forward([Slice(0, [1, 5, 9], [0], [0, 1, 2])])
-    rows = [SampleRow(SamplingParams(temperature=0.9, seed=3), choice=0, position=i) for i in range(3)]
+    rows = [SampleRow(TokenSampling(temperature=0.9, seed=3), choice=0, position=i) for i in range(3)]
     assert executor.sampler().sample(logits, rows) == Sampler(logits.shape[1]).sample(logits, rows)

@@ -12,7 +12,7 @@ from twostep.cli.subcommands import Subcommands
 from twostep.store.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from twostep.kernels.sampling import SamplingParams
+    from twostep.kernels.sampling import TokenSampling
     from twostep.kernels.step import Executor
     from twostep.model.network import Network
 
@@ -34,7 +34,7 @@ def add_to(commands: Subcommands) -> None:
 
 
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
-    """Names as in `SamplingParams`, which checks the ranges."""
+    """Names as in `TokenSampling`, which checks the ranges."""
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token")
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0: off)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only tokens that reach P together")
@@ -81,10 +81,10 @@ def _answer(options: argparse.Namespace, prompt: str, statistics: Statistics) ->
     yield detokenizer.flush()
 
 
-def _sampling_params(options: argparse.Namespace) -> "SamplingParams":
-    from twostep.kernels.sampling import SamplingParams
+def _sampling_params(options: argparse.Namespace) -> "TokenSampling":
+    from twostep.kernels.sampling import TokenSampling
 
-    return SamplingParams(
+    return TokenSampling(
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.errors import SamplingError
-from twostep.kernels.sampling import Sampler, SampleRow, SamplingParams
+from twostep.kernels.sampling import Sampler, SampleRow, TokenSampling
 from twostep.kernels.step import BLOCK_TOKENS, Executor, Slice
 
 CHUNK_TOKENS = 512
@@ -45,7 +45,7 @@ def generate(
         yield token
 
 
-def chooser(params: SamplingParams, prompt: Sequence[int], vocab: int) -> Choose:
+def chooser(params: TokenSampling, prompt: Sequence[int], vocab: int) -> Choose:
     """Chooses as `params` say, which have a seed. The result raises `SamplingError` where no token can be chosen."""
     sampler = Sampler(vocab)
     prompt_ids = np.array(prompt, dtype=np.int32)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class TokenSampling:
     """How a request wants its tokens chosen; names and meanings as in OpenAI's API and vLLM.
 
     Raises `InvalidParameterError` that names the parameter, its value and what is allowed.
@@ -64,7 +64,7 @@ class SamplingParams:
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
-    def seeded(self) -> "SamplingParams":
+    def seeded(self) -> Self:
         """These parameters with a seed, drawn from the system's entropy if there was none. Once for each request."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
@@ -99,7 +99,7 @@ class SamplingParams:
 class SampleRow(NamedTuple):
     """One row of logits and who asks. Arrays are C-contiguous and are only read."""
 
-    params: SamplingParams
+    params: TokenSampling
     choice: int
     """Which of the request's n choices."""
     position: int
