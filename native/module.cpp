@@ -28,7 +28,6 @@ using Logits = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 std::vector<T> to_vector(const Array<T>& array) { return {array.data(), array.data() + array.size()}; }
 
-
 bool forward(Program& program, const Array<int32_t>& tokens, const Array<int32_t>& starts, const Array<int32_t>& counts,
              const Array<int32_t>& tables, const Array<int32_t>& table_starts, const Array<int32_t>& logit_rows, Logits& out) {
   const Batch batch{static_cast<int>(tokens.size()), static_cast<int>(starts.size()), static_cast<int>(logit_rows.size()),
@@ -114,7 +113,9 @@ void bind_program(nb::module_& module) {
       .def("logits", [](Program& self, const Array<float>& norm, float eps, int matrix, bool fine) {
             self.logits(to_vector(norm), eps, {matrix, {}, 0, fine});
           })
+      .def("reserve", &Program::reserve)
       .def("forward", &forward)
+      .def("copy_block", &Program::copy_block)
       .def("cancel", &Program::cancel)
       .def("seconds", &seconds)
       .def_prop_ro("isa", [](const Program& self) { return std::string(self.isa()); })

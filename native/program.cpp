@@ -15,6 +15,14 @@ constexpr int kTasksPerMember = 2;   // more would break the streams of weights,
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Exactly so long, contents lost; what it held is given back first. Returns its bytes.
+template <class T>
+size_t renew(std::vector<T>& buffer, size_t size) {
+  std::vector<T>().swap(buffer);
+  buffer.resize(size);
+  return size * sizeof(T);
+}
+
 }  // namespace
 
 Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_blocks, const std::vector<float>& inverse_frequencies)
@@ -25,8 +33,8 @@ Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_b
       inverse_frequencies_(inverse_frequencies),
       kv_blocks_(kv_blocks),
       members_(threads) {
-  const size_t block = size_t(2) * padded(dims.head_dim) * kBlock;
-  kv_ = cache_.take_array<uint16_t>(size_t(dims.layers) * kv_blocks * dims.kv_heads * block);
+  kv_ = cache_.take_array<uint16_t>(size_t(dims.layers) * kv_blocks * block_elements());
+  blocks_ = BlockCheck(kv_blocks);  // only now: a cache too large for the machine is refused above
   for (Member& member : members_) {
     member.panels.resize(size_t(2) * kRowBlock * kPanel);
     member.unpacked.resize(kScratchBytes);
@@ -86,31 +94,40 @@ void Program::logits(std::vector<float> norm, float eps, Piece head) {
 // ----------------------------------------------------------------------------------------------------------- running
 
 void Program::reserve(int rows) {
+  const Team::Turn turn(team_);
+  grow(rows);
+}
+
+// spec/memory.py states the same sizes in advance; a test compares them.
+void Program::grow(int rows) {
   if (rows <= capacity_) return;
+  capacity_ = 0;  // until all is there: an allocation that fails must not count
   const size_t n = rows;
   const int widest = std::max({dims_.width, dims_.query_width(), dims_.ffn_width});
-  residual_.resize(n * dims_.width);
-  qkv_.resize(n * dims_.qkv_width());
-  heads_.resize(n * dims_.query_width());
-  ffn_.resize(n * dims_.ffn_width);
-  normed_.resize(n * dims_.width);
-  angles_.resize(n * dims_.head_dim);
-  records_.resize(n * QuantRows::record_bytes(widest, false));
-  fine_records_.resize(n * QuantRows::record_bytes(widest, true));
-  row_slice_.resize(n);
-  row_position_.resize(n);
-  buffer_bytes_ = 4 * (residual_.size() + qkv_.size() + heads_.size() + ffn_.size() + normed_.size() + angles_.size()) + records_.size() + fine_records_.size();
-  capacity_ = rows;  // only now: an allocation that fails must not count
+  buffer_bytes_ = renew(residual_, n * dims_.width) + renew(qkv_, n * dims_.qkv_width()) + renew(heads_, n * dims_.query_width()) +
+                  renew(ffn_, n * dims_.ffn_width) + renew(normed_, n * dims_.width) + renew(angles_, n * dims_.head_dim) +
+                  renew(records_, n * QuantRows::record_bytes(widest, false)) +
+                  renew(fine_records_, n * QuantRows::record_bytes(widest, true)) + renew(row_slice_, n) + renew(row_position_, n);
+  capacity_ = rows;
+}
+
+void Program::copy_block(int source, int target) {
+  const Team::Turn turn(team_);
+  const size_t size = block_elements();
+  for (int layer = 0; layer < dims_.layers; ++layer) std::copy_n(layer_blocks(layer) + source * size, size, layer_blocks(layer) + target * size);
 }
 
 bool Program::forward(const Batch& batch, float* out) {
-  reserve(batch.rows);
+  const Team::Turn turn(team_);
+  blocks_.check(batch);
+  if (batch.rows == 0) return true;
+  grow(batch.rows);
   plan_attention(batch);
   stopped_ = false;
+  cancel_.store(false, std::memory_order_relaxed);
   seconds_.fill(0);
   mark_ = std::chrono::steady_clock::now();
   team_.run([&](int member) { run(batch, out, member); });
-  cancel_.store(false, std::memory_order_relaxed);
   return !stopped_;
 }
 
@@ -319,8 +336,8 @@ void Program::run_logits(const Instruction& instruction, const Batch& batch, flo
 // --------------------------------------------------------------------------------------------------------- attention
 
 KvView Program::view(const Batch& batch, int layer, int slice, int kv_head) const {
-  const size_t head = size_t(2) * padded(dims_.head_dim) * kBlock, block = head * dims_.kv_heads;
-  return {kv_ + size_t(layer) * kv_blocks_ * block + kv_head * head, block, batch.tables + batch.table_starts[slice], dims_.head_dim};
+  const size_t block = block_elements();
+  return {layer_blocks(layer) + kv_head * (block / dims_.kv_heads), block, batch.tables + batch.table_starts[slice], dims_.head_dim};
 }
 
 // Cuts the step's rows into tasks of one KV head and at most kMaxQueryRows query rows. Where that gives too few for the

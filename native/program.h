@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "batch.h"
 #include "kernels.h"
 #include "memory.h"
 #include "threads.h"
@@ -23,12 +24,6 @@ struct Dims {
 
 // Where an instruction reads or writes: one row a token.
 enum class Buffer { Residual, Qkv, Heads, Ffn };
-
-// Slices of a step, flattened. Row i of the step is token i; slice s holds rows first_row[s] .. + count[s].
-struct Batch {
-  int rows, slices, logit_count;
-  const int32_t *tokens, *starts, *counts, *tables, *table_starts, *logit_rows;
-};
 
 // What the time of a step went to, by member 0's clock, each with its wait at the barrier.
 enum class Part { Linear, Attention, Head, Rest };
@@ -51,10 +46,16 @@ class Program {
   void norm_gated_silu(std::vector<float> norm, float eps, Piece gate, Piece up);    // Residual -> norm -> Ffn
   void logits(std::vector<float> norm, float eps, Piece head);
 
-  // --- running ---
-  // Computes a checked batch; false when cancel() stopped it. `out`: [logit_count][vocab].
+  // --- running: one call at a time, any other throws std::runtime_error (Team::Turn) ---
+  // Sizes the buffers for steps of so many rows: none of them then takes memory for rows. Throws std::bad_alloc.
+  void reserve(int rows);
+  // Computes a batch whose arrays fit each other; false when cancel() stopped it. `out`: [logit_count][vocab]. Throws
+  // std::invalid_argument for blocks it may not use, before anything is changed.
   bool forward(const Batch& batch, float* out);
+  // Stops the step that runs, at its next layer; where none runs it does nothing, since a step starts by forgetting it.
   void cancel() { cancel_.store(true, std::memory_order_relaxed); }
+  // Copies K and V of a whole block, in all layers. Both are blocks of the cache, and not the same.
+  void copy_block(int source, int target);
 
   const char* isa() const { return kernels_.name; }
   int threads() const { return team_.size(); }
@@ -93,7 +94,7 @@ class Program {
     std::vector<uint8_t> unpacked, records, fine_records;
   };
 
-  void reserve(int rows);
+  void grow(int rows);
   void plan_attention(const Batch& batch);
   void add_query_tasks(const Batch& batch, int slice, int first_row, bool by_head, bool by_split);
   void run(const Batch& batch, float* out, int member);
@@ -116,6 +117,8 @@ class Program {
   void attend(const QueryTask&, const Batch&, int layer, int member);
   void join(const QueryTask&);
   void finish_heads(const QueryTask&, const float* states);
+  size_t block_elements() const { return size_t(2) * padded(dims_.head_dim) * kBlock * dims_.kv_heads; }  // of one layer
+  uint16_t* layer_blocks(int layer) const { return kv_ + size_t(layer) * kv_blocks_ * block_elements(); }
   KvView view(const Batch&, int layer, int slice, int kv_head) const;
   float* buffer(Buffer which) const;
   int buffer_width(Buffer which) const;
@@ -130,12 +133,13 @@ class Program {
   Arena weights_, cache_;
   uint16_t* kv_ = nullptr;
   const int kv_blocks_;
+  BlockCheck blocks_{0};
   std::vector<Matrix> matrices_;
   std::vector<Instruction> instructions_;
   Format embed_format_ = Format::F32;
   const uint8_t* embed_rows_ = nullptr;
 
-  // --- of a step; sized by reserve(), which grows them before a step that needs more ---
+  // --- of a step; sized by grow(), before a step that needs more ---
   int capacity_ = 0;
   size_t buffer_bytes_ = 0;
   std::vector<float> residual_, qkv_, heads_, ffn_, normed_, angles_;

@@ -136,8 +136,9 @@ class Sampler {
   Sampler& operator=(const Sampler&) = delete;
 
   int vocab() const { return vocab_; }
+  Team& team() const { return *team_; }
 
-  // Fills results[i] from logits[i * vocab ...], which are only read. Throws nothing, allocates nothing.
+  // The caller has the team's turn. Fills results[i] from logits[i * vocab ...], which are only read. Throws nothing, allocates nothing.
   void run(const float* logits, const std::vector<SampleRow>& rows, std::vector<Sampled>& results);
 
  private:

@@ -85,6 +85,7 @@ nb::list PySampler::sample(const Logits& logits, const nb::list& rows) {
                               .format(logits.shape(0), logits.shape(1), rows.size(), sampler_.vocab())
                               .c_str());
   }
+  const Team::Turn turn(sampler_.team());
   rows_.resize(rows.size());
   results_.resize(rows.size());
   for (size_t i = 0; i < rows.size(); ++i) read(nb::cast<nb::tuple>(rows[i]), rows_[i]);

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -18,6 +19,21 @@ class Team {
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
+
+  // The right to run() and to write what its members read, for one caller at a time, to its end.
+  class Turn {
+   public:
+    // Throws std::runtime_error while another has it: two steps over the same buffers would destroy each other.
+    explicit Turn(Team& team) : team_(team) {
+      if (team_.taken_.exchange(true, std::memory_order_acquire)) throw std::runtime_error("a step is running; these threads take one call at a time");
+    }
+    ~Turn() { team_.taken_.store(false, std::memory_order_release); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Team& team_;
+  };
 
   int size() const { return size_; }
 
@@ -55,7 +71,7 @@ class Team {
   Counter counter_;
   Gate arrived_, generation_;
   alignas(64) std::atomic<uint64_t> started_{0};
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, taken_{false};
   Body body_{};
   std::mutex mutex_;
   std::condition_variable wake_;

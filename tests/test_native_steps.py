@@ -2,7 +2,8 @@
 
 import resource
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from support.compare import blocks_for, run_prompt
 from support.tiny import TINY, tiny_network
 
 from twostep.kernels.native import NativeError, NativeExecutor, usable_isas
-from twostep.kernels.step import Slice, StepCancelledError
+from twostep.kernels.sampling import SampleRow, TokenSampling
+from twostep.kernels.step import Slice, StepArrays, StepCancelledError
 from twostep.model.families import load_network
 from twostep.model.gguf import read_gguf
 from twostep.model.network import Network
@@ -120,25 +122,81 @@ def test_a_step_without_logits(executor: NativeExecutor, network: Network) -> No
 # --- cancelling
 
 
-def test_cancelling_stops_one_step(executor: NativeExecutor, network: Network) -> None:
+def test_cancelling_while_nothing_runs_does_nothing(executor: NativeExecutor, network: Network) -> None:
     expected = run_prompt(NativeExecutor(network, KV_BLOCKS), IDS)
-    run_prompt(executor, IDS[:32])
     executor.cancel()
-    with pytest.raises(StepCancelledError):
-        executor.forward([Slice(32, IDS[32:], blocks_for(50))])
-    rest = executor.forward([Slice(32, IDS[32:], blocks_for(50), range(18))])
-    assert as_bytes(rest) == as_bytes(expected[32:])
+    assert as_bytes(run_prompt(executor, IDS)) == as_bytes(expected)
 
 
-def test_a_step_that_runs_hears_of_cancelling() -> None:
-    """The step would take many seconds, and the interpreter is free meanwhile: another thread needs it to cancel."""
+@pytest.fixture(scope="module")
+def slow() -> NativeExecutor:
+    """Its `LONG_STEP` takes many seconds, the interpreter being free meanwhile."""
     deep = tiny_network(replace(TINY["F32"], width=256, ffn_width=512, layers=40))
-    executor = NativeExecutor(deep, 256, threads=2, isa="portable")
-    canceller = threading.Timer(0.05, executor.cancel)
-    canceller.start()
-    with pytest.raises(StepCancelledError):
-        executor.forward([Slice(0, [1] * 4096, range(256), [4095])])
-    canceller.join()
+    return NativeExecutor(deep, 257, threads=2, isa="portable")
+
+
+LONG_STEP = Slice(16, [1] * 4096, range(257), [4095])
+
+
+@contextmanager
+def long_step(executor: NativeExecutor) -> Iterator[None]:
+    """`LONG_STEP` runs in another thread within; afterwards it is cancelled, and it is said that it was."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(executor.forward([LONG_STEP]))
+        except StepCancelledError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.1)
+    try:
+        yield
+    finally:
+        executor.cancel()
+        thread.join()
+    assert [type(result) for result in outcome] == [StepCancelledError]
+
+
+def test_a_step_that_runs_hears_of_cancelling(slow: NativeExecutor) -> None:
+    """Earlier positions are intact, and the step after it is not cancelled too."""
+    expected = run_prompt(slow, IDS[:17])
+    start = time.monotonic()
+    with long_step(slow):
+        pass
+    assert time.monotonic() - start < 5
+    again = slow.forward([Slice(16, IDS[16:17], range(2), [0])])
+    assert as_bytes(again) == as_bytes(expected[16:])
+
+
+# --- one call at a time
+
+
+def test_a_second_call_while_a_step_runs_is_refused(slow: NativeExecutor) -> None:
+    greedy = SampleRow(TokenSampling(temperature=0), 0, 0)
+    sampler = slow.sampler()
+    logits = slow.forward([Slice(0, [1], [0], [0])]).copy()
+    calls: list[Callable[[], object]] = [
+        lambda: slow.forward([Slice(0, [1], [0], [0])]),
+        lambda: slow.copy_block(0, 1),
+        lambda: slow.reserve(8, 8),
+        lambda: sampler.sample(logits, [greedy]),
+    ]
+    with long_step(slow):
+        for call in calls:
+            with pytest.raises(RuntimeError, match="a step is running"):
+                call()
+    for call in calls:
+        call()
+
+
+def test_a_refused_step_leaves_the_turn_to_others(executor: NativeExecutor) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="block 8 is outside the cache"):
+            executor.forward_arrays(StepArrays.of([Slice(0, [1], [KV_BLOCKS])]))
+    assert len(executor.forward([Slice(0, [1], [0], [0])])) == 1
 
 
 # --- memory

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from itertools import accumulate
 from mmap import MADV_DONTNEED, mmap
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from twostep.errors import TwostepError
 from twostep.kernels import _native
-from twostep.kernels.check import check_step
+from twostep.kernels.check import check_arrays, check_copy, check_step
 from twostep.kernels.lowering import (
     Instruction,
     LinearAdd,
@@ -24,14 +23,12 @@ from twostep.kernels.lowering import (
 )
 from twostep.kernels.quantize import fine_weights
 from twostep.kernels.sampling import Sampler
-from twostep.kernels.step import Slice, StepCancelledError
+from twostep.kernels.step import Ints, Slice, StepArrays, StepCancelledError
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
 from twostep.model.ops import Embed, Linear
 from twostep.model.quants import dequantize
 from twostep.model.tensor import Tensor, TensorType
-
-Ints = NDArray[np.int32]
 
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _LARGEST_COUNT = 2**31 - 1
@@ -93,6 +90,25 @@ class NativeExecutor:
         """Bytes of KV cache reserved; the system provides them as they are first written."""
         return int(self._program.kv_bytes)
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of what the widest step so far, or `reserve`, needed: a row's activations and a row's logits each.
+
+        Scratch of the threads, a few MiB each at most, is not in it.
+        """
+        return int(self._program.buffer_bytes) + self._logits.nbytes
+
+    def reserve(self, step_tokens: int, logit_rows: int) -> None:
+        """Takes the memory now for steps of so many tokens and rows of logits, which else grows as steps need it.
+
+        Raises `NativeError` where there is not so much.
+        """
+        try:
+            self._program.reserve(_count("step_tokens", step_tokens))
+            self._logits_for(_count("logit_rows", logit_rows))
+        except MemoryError as error:
+            raise NativeError(f"no memory for steps of {step_tokens} tokens and {logit_rows} rows of logits") from error
+
     def sampler(self) -> Sampler:
         """A sampler of this vocabulary that uses this executor's threads, between its steps."""
         return Sampler(self._network.shape.vocab, program=self._program)
@@ -102,20 +118,40 @@ class NativeExecutor:
         return dict(self._program.seconds())
 
     def cancel(self) -> None:
-        """Stops the step that runs (from another thread) or else the next one, at the next layer."""
+        """Stops the step that another thread runs, at its next layer; that `forward` raises `StepCancelledError`.
+
+        Where no step computes, it does nothing, now or later: also while `forward` still checks its arguments, and when
+        the step has passed its last layer. To stop a loop of steps, tell the loop as well.
+        """
         self._program.cancel()
 
     def forward(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """See `Executor.forward`; the next call reuses the result. Raises `StepCancelledError` after `cancel()`."""
         check_step(slices, self._network.shape.vocab, self._kv_blocks)
-        rows = sum(len(piece.logits) for piece in slices)
+        return self.forward_arrays(StepArrays.of(slices))
+
+    def forward_arrays(self, step: StepArrays) -> NDArray[np.float32]:
+        """See `Executor.forward_arrays`; otherwise as `forward`.
+
+        A table that names twice a block that this step only reads is not noticed here, as it is by `forward`.
+        """
+        check_arrays(step, self._network.shape.vocab)
+        rows = len(step.logit_rows)
+        logits = self._logits_for(rows)  # kept here: another thread may replace it, though its step is refused
+        arrays = step.tokens, step.starts, step.counts, step.tables, step.table_starts, step.logit_rows
+        if not self._program.forward(*arrays, logits):
+            raise StepCancelledError("the step was cancelled")
+        return logits[:rows]
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See `Executor.copy_block`."""
+        check_copy(source, target, self._kv_blocks)
+        self._program.copy_block(source, target)
+
+    def _logits_for(self, rows: int) -> NDArray[np.float32]:
         if rows > len(self._logits):
             self._logits = np.empty((rows, self._network.shape.vocab), np.float32)
-        if not slices:
-            return self._logits[:0]
-        if not self._program.forward(*_flatten(slices), self._logits):
-            raise StepCancelledError("the step was cancelled")
-        return self._logits[:rows]
+        return self._logits
 
     def _add(self, instruction: Instruction) -> None:
         match instruction:
@@ -216,18 +252,3 @@ def _let_go(tensor: Tensor) -> None:
         base = base.base
     if isinstance(base, memoryview) and base.readonly and isinstance(base.obj, mmap):
         base.obj.madvise(MADV_DONTNEED)
-
-
-def _flatten(slices: Sequence[Slice]) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """Tokens, starts, counts, block tables, where each table starts, rows whose logits are wanted."""
-    counts = [len(piece.tokens) for piece in slices]
-    tables = [len(piece.blocks) for piece in slices]
-    first_rows = [0, *accumulate(counts)]
-    return (
-        np.array([token for piece in slices for token in piece.tokens], np.int32),
-        np.array([piece.start for piece in slices], np.int32),
-        np.array(counts, np.int32),
-        np.array([block for piece in slices for block in piece.blocks], np.int32),
-        np.array([0, *accumulate(tables)][:-1], np.int32),
-        np.array([first + i for first, piece in zip(first_rows, slices, strict=False) for i in piece.logits], np.int32),
-    )

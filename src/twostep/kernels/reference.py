@@ -13,9 +13,9 @@ from typing import Literal, assert_never, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.kernels.check import check_step
+from twostep.kernels.check import check_arrays, check_copy, check_step
 from twostep.kernels.quantize import fine_weights, round_to_int8
-from twostep.kernels.step import BLOCK_TOKENS, Slice
+from twostep.kernels.step import BLOCK_TOKENS, Slice, StepArrays
 from twostep.model.network import Network
 from twostep.model.ops import Add, Attention, Embed, GatedSilu, Linear, Logits, Op, RmsNorm, Rope
 from twostep.model.quants import dequantize
@@ -59,6 +59,14 @@ class ReferenceExecutor:
         for op in self._network.ops:
             self._run(op, rows, buffers)
         return buffers[_RESULT]
+
+    def forward_arrays(self, step: StepArrays) -> Floats:
+        check_arrays(step, self._network.shape.vocab)
+        return self.forward(list(step.slices()))
+
+    def copy_block(self, source: int, target: int) -> None:
+        check_copy(source, target, self._kv_blocks)
+        self._cache.copy_block(source, target)
 
     def _run(self, op: Op, rows: "_Rows", buffers: dict[str, Floats]) -> None:
         match op:
@@ -159,6 +167,11 @@ class _PagedCache:
     def read(self, layer: int, slots: Indices) -> tuple[Floats, Floats]:
         """K and V of some slots, each float32, shape (slots, kv_heads, head_dim)."""
         return self._keys[layer, slots].astype(np.float32), self._values[layer, slots].astype(np.float32)
+
+    def copy_block(self, source: int, target: int) -> None:
+        from_slots, to_slots = (np.arange(BLOCK_TOKENS) + block * BLOCK_TOKENS for block in (source, target))
+        for cache in (self._keys, self._values):
+            cache[:, to_slots] = cache[:, from_slots]
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
