@@ -16,6 +16,19 @@ class FetchError(TwostepError):
 class InvalidParameterError(TwostepError):
     """A parameter outside what is allowed: names it, its value and what is allowed."""
 
+    def __init__(self, message: str, param: str | None = None) -> None:
+        """`param` is the parameter's bare name, for callers that report it apart, as OpenAI's error object does."""
+        super().__init__(message)
+        self.param = param
+
+
+class ContextLengthError(InvalidParameterError):
+    """Prompt and answer exceed the model's context: gives the numbers."""
+
+
+class MemoryPlanError(TwostepError):
+    """Weights, activations and KV cache do not fit into memory, or too little is left: shows the arithmetic."""
+
 
 class SamplingError(TwostepError):
     """No token can be chosen for one row: says whether logits, mask, penalties or a token id forbid it."""

@@ -50,19 +50,19 @@ class TokenSampling:
     """
 
     def __post_init__(self) -> None:
-        _check_real("temperature", self.temperature, 0, math.inf)
-        _check_integer("top_k", self.top_k, 0, None)
-        _check_real("top_p", self.top_p, 0, 1)
-        _check_real("min_p", self.min_p, 0, 1)
-        _check_real("repetition_penalty", self.repetition_penalty, 0, math.inf, open_below=True)
-        _check_real("presence_penalty", self.presence_penalty, -2, 2)
-        _check_real("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_real("temperature", self.temperature, 0, math.inf)
+        check_integer("top_k", self.top_k, 0, None)
+        check_real("top_p", self.top_p, 0, 1)
+        check_real("min_p", self.min_p, 0, 1)
+        check_real("repetition_penalty", self.repetition_penalty, 0, math.inf, open_below=True)
+        check_real("presence_penalty", self.presence_penalty, -2, 2)
+        check_real("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_bias(self.logit_bias)
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         if self.seed is not None:
-            _check_integer("seed", self.seed, -(2**63), 2**63 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**63 - 1)
         if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
     def seeded(self) -> Self:
         """These parameters with a seed, drawn from the system's entropy if there was none. Once for each request."""
@@ -80,7 +80,7 @@ class TokenSampling:
             raise InvalidParameterError("seed is None; it has to be an integer where tokens are drawn (see `seeded`)")
         return _native.pack_sampling_params(
             temperature=float(self.temperature),
-            top_k=int(min(self.top_k, _MAX_TOKEN)),
+            top_k=int(min(self.top_k, MAX_TOKEN)),
             top_p=float(self.top_p),
             min_p=float(self.min_p),
             repetition_penalty=float(self.repetition_penalty),
@@ -131,8 +131,8 @@ class Sampler:
 
     def __init__(self, vocab: int, threads: int = 1, *, program: _native.Program | None = None) -> None:
         """On the threads of `program` if given, else its own. Memory for each: 12 bytes a token of the vocabulary."""
-        _check_integer("vocab", vocab, 1, _MAX_TOKEN)
-        _check_integer("threads", threads, 1, 1024)
+        check_integer("vocab", vocab, 1, MAX_TOKEN)
+        check_integer("threads", threads, 1, 1024)
         self._native = _native.NativeSampler(vocab, threads if program is None else program)
 
     def sample(self, logits: NDArray[np.float32], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
@@ -147,25 +147,31 @@ class Sampler:
         return [SamplingError(result) if isinstance(result, str) else Sampled._make(result) for result in results]
 
 
-_MAX_TOKEN = 2**31 - 1
+MAX_TOKEN = 2**31 - 1
+"""The highest token id that any vocabulary can have here."""
 
 
-def _check_integer(name: str, value: object, low: int, high: int | None) -> None:
+def check_integer(name: str, value: object, low: int, high: int | None, *, param: str | None = None) -> None:
+    """Raises `InvalidParameterError` unless `value` is an integer in the range, ends included; `param` where `name` is
+    not the parameter's bare name."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
         if low <= number and (high is None or number <= high):
             return
     allowed = f"from {low}" if high is None else f"from {low} to {high}"
-    raise InvalidParameterError(f"{name} is {value!r}; it has to be an integer {allowed}")
+    raise InvalidParameterError(f"{name} is {value!r}; it has to be an integer {allowed}", param or name)
 
 
-def _check_real(name: str, value: object, low: float, high: float, *, open_below: bool = False) -> None:
+def check_real(
+    name: str, value: object, low: float, high: float, *, open_below: bool = False, param: str | None = None
+) -> None:
+    """Raises `InvalidParameterError` unless `value` is a finite real number in the range."""
     number = _as_float(value)
     if math.isfinite(number) and (low < number <= high or (number == low and not open_below)):
         return
     start = f"above {low}" if open_below else f"from {low}"
     allowed = f"{start}, finite" if high == math.inf else f"{start} to {high}"
-    raise InvalidParameterError(f"{name} is {value!r}; it has to be a number {allowed}")
+    raise InvalidParameterError(f"{name} is {value!r}; it has to be a number {allowed}", param or name)
 
 
 def _as_float(value: object) -> float:
@@ -180,7 +186,7 @@ def _as_float(value: object) -> float:
 
 def _check_bias(bias: object) -> None:
     if not isinstance(bias, Mapping):
-        raise InvalidParameterError(f"logit_bias is {bias!r}; it has to map token ids to numbers")
+        raise InvalidParameterError(f"logit_bias is {bias!r}; it has to map token ids to numbers", "logit_bias")
     for token, value in bias.items():
-        _check_integer("a token id in logit_bias", token, 0, _MAX_TOKEN)
-        _check_real(f"logit_bias of token {token}", value, -100, 100)
+        check_integer("a token id in logit_bias", token, 0, MAX_TOKEN, param="logit_bias")
+        check_real(f"logit_bias of token {token}", value, -100, 100, param="logit_bias")

@@ -1,0 +1,142 @@
+"""What the engine says of a request: answers, why each ended, and when everything happened."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class ChunkTime:
+    """A step that computed `tokens` known tokens of a request: prompt, or what a preemption lost."""
+
+    start_ns: int
+    end_ns: int
+    tokens: int
+    step: int
+    """Number of the step, in the order of the engine's steps."""
+
+
+@dataclass(frozen=True)
+class Preemption:
+    at_ns: int
+    tokens_lost: int
+    """Computed tokens whose KV was given up; those found again in the prefix cache count here too."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When things happened to one choice: integer nanoseconds of one clock. Derived times are seconds, or None where
+    the event never came.
+
+    Words as in the project's glossary: TTFT = queue + prefill time.
+    """
+
+    arrival_ns: int
+    first_scheduled_ns: int | None = None
+    """Start of the first step that computed a token of it."""
+    chunks: tuple[ChunkTime, ...] = ()
+    """Steps that computed tokens known before, in order: not decodes."""
+    token_ns: tuple[int, ...] = ()
+    """When each output token left the engine."""
+    preemptions: tuple[Preemption, ...] = ()
+    finish_ns: int | None = None
+
+    @property
+    def queue_s(self) -> float | None:
+        """Arrival to the first step that computes a token. Time spent preempted is not in it."""
+        return _seconds(self.arrival_ns, self.first_scheduled_ns)
+
+    @property
+    def prefill_s(self) -> float | None:
+        """The first step that computes a token to the first output token."""
+        return _seconds(self.first_scheduled_ns, self._first_token_ns)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Arrival to the first output token."""
+        return _seconds(self.arrival_ns, self._first_token_ns)
+
+    @property
+    def itl_s(self) -> tuple[float, ...]:
+        """Gaps between successive output tokens, one fewer than tokens."""
+        return tuple((after - before) / 1e9 for before, after in pairwise(self.token_ns))
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean gap between output tokens; undefined for one token."""
+        if len(self.token_ns) < 2:
+            return None
+        return (self.token_ns[-1] - self.token_ns[0]) / 1e9 / (len(self.token_ns) - 1)
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Arrival to the last output token."""
+        return _seconds(self.arrival_ns, self.token_ns[-1] if self.token_ns else None)
+
+    @property
+    def preempted_s(self) -> float:
+        """Time from each preemption to the next step that computes a token of it, or to its end."""
+        return sum(self._resumed_ns(preemption.at_ns) - preemption.at_ns for preemption in self.preemptions) / 1e9
+
+    @property
+    def tokens_lost(self) -> int:
+        return sum(preemption.tokens_lost for preemption in self.preemptions)
+
+    @property
+    def _first_token_ns(self) -> int | None:
+        return self.token_ns[0] if self.token_ns else None
+
+    def _resumed_ns(self, preempted_ns: int) -> int:
+        later = (chunk.start_ns for chunk in self.chunks if chunk.start_ns >= preempted_ns)
+        return next(later, preempted_ns if self.finish_ns is None else self.finish_ns)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities where one output token was chosen; they are the model's own, see `TokenSampling.logprobs`."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the model's most likely token."""
+    top: tuple[tuple[int, float], ...]
+    """The most likely tokens with log-probabilities, best first, as many as asked for if so many are possible."""
+
+
+@dataclass(frozen=True)
+class ChoiceOutput:
+    """One answer. `text` is that of `TextStream`; `token_ids` include the token that ended it."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: FinishReason
+    timeline: Timeline
+    stop_reason: str | int | None = None
+    """The stop string or the id among `stop_token_ids` that ended it; None for the model's own end."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each token, if asked for."""
+    error: str | None = None
+    """One line, if `finish_reason` is "error"."""
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    id: str
+    prompt_token_ids: Sequence[int]
+    choices: tuple[ChoiceOutput, ...]
+    """In the order of their index."""
+    cached_tokens: int
+    """Prompt tokens whose KV was found in the prefix cache."""
+
+    @property
+    def output_tokens(self) -> int:
+        """Of all choices."""
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+
+def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
+    return None if start_ns is None or end_ns is None else (end_ns - start_ns) / 1e9
