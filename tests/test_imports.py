@@ -13,16 +13,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "spec": set(),
     "errors": set(),
-    "store": {"errors"},
+    "terminal": set(),
+    "store": {"terminal", "errors"},
     "model": {"spec", "errors"},
     "kernels": {"model", "spec", "errors"},
     "perf": {"core", "spec", "errors"},
-    "engine": {"core", "spec", "model", "kernels", "perf", "errors"},
+    "engine": {"core", "spec", "model", "kernels", "perf", "terminal", "errors"},
+    "openai_api": {"model", "kernels", "engine", "errors"},
+    "batchfile": {"model", "engine", "openai_api", "errors"},
     "bench": {"core", "spec", "errors"},
     "sim": {"core", "spec", "perf", "bench", "errors"},
     "planner": {"core", "spec", "perf", "bench", "sim", "errors"},
     "disagg": {"core", "spec", "model", "kernels", "perf", "engine", "errors"},
-    "server": {"core", "spec", "model", "kernels", "perf", "engine", "disagg", "store", "errors"},
+    "server": {"core", "spec", "model", "kernels", "perf", "engine", "openai_api", "disagg", "store", "errors"},
 }
 MAY_IMPORT["cli"] = MAY_IMPORT.keys() - {"core"}
 """A part may import itself and these, directly. Function-level and type-checking imports count like any other."""

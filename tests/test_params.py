@@ -52,7 +52,7 @@ def test_too_much_to_stop_at_is_refused_in_a_short_line(stop: Any) -> None:
 
 
 def test_contradictory_lengths_are_refused() -> None:
-    with pytest.raises(InvalidParameterError, match="^min_tokens is 5; it has to be at most max_tokens, 4$"):
+    with pytest.raises(InvalidParameterError, match=r"^min_tokens is 5; it has to be at most max_tokens, 4$"):
         SamplingParams(min_tokens=5, max_tokens=4)
     assert SamplingParams(min_tokens=4, max_tokens=4).min_tokens == 4
 
@@ -96,9 +96,9 @@ def test_nothing_that_ends_an_answer_comes_before_min_tokens() -> None:
 
 
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
-    with pytest.raises(InvalidParameterError, match="^stop_token_ids has token 10; the vocabulary is 0 to 9$"):
+    with pytest.raises(InvalidParameterError, match=r"^stop_token_ids has token 10; the vocabulary is 0 to 9$"):
         SamplingParams(stop_token_ids=[9, 10]).check_vocabulary(10)
-    with pytest.raises(InvalidParameterError, match="^logit_bias has token 12; the vocabulary is 0 to 9$"):
+    with pytest.raises(InvalidParameterError, match=r"^logit_bias has token 12; the vocabulary is 0 to 9$"):
         SamplingParams(logit_bias={12: 1.0}).check_vocabulary(10)
     SamplingParams(stop_token_ids=[9], logit_bias={0: 1.0}).check_vocabulary(10)
 

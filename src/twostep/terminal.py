@@ -1,0 +1,39 @@
+"""Words for a person on standard error: lines, and on a terminal one line that is written anew."""
+
+import shutil
+import sys
+from typing import TextIO
+
+
+def bar(done: int, total: int, cells: int = 30) -> str:
+    """`total` may be short of the truth, the bar then stays full; nothing to do is done."""
+    filled = cells * min(done, total) // total if total else cells
+    return "━" * filled + " " * (cells - filled)
+
+
+class StatusLine:
+    """Writes to `stream` only; standard output belongs to results."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self.live = self._stream.isatty()
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        print(f"{self._clear()}twostep: {line}", file=self._stream, flush=True)
+
+    def show(self, line: str) -> None:
+        """Takes the place of what was shown last; cut to the terminal's width. Only where that is possible."""
+        if self.live:
+            fitting = line[: self._columns()]
+            print(f"{self._clear()}{fitting}", end="", file=self._stream, flush=True)
+
+    def clear(self) -> None:
+        """Takes away what was shown, so that what is printed next has the line to itself."""
+        print(self._clear(), end="", file=self._stream, flush=True)
+
+    def _clear(self) -> str:
+        return "\r" + " " * self._columns() + "\r" if self.live else ""
+
+    def _columns(self) -> int:
+        return shutil.get_terminal_size().columns - 1
