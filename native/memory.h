@@ -20,7 +20,7 @@ class Arena {
 
   // Zeroed, aligned to 64 bytes. Throws std::bad_alloc.
   uint8_t* take(size_t bytes) {
-    bytes = (bytes + 63) / 64 * 64;
+    bytes = rounded(bytes);
     if (chunks_.empty() || chunks_.back().size - used_ < bytes) grow(bytes);
     uint8_t* out = static_cast<uint8_t*>(chunks_.back().start) + used_;
     used_ += bytes;
@@ -30,6 +30,8 @@ class Arena {
   template <class T>
   T* take_array(size_t count) { return reinterpret_cast<T*>(take(count * sizeof(T))); }
 
+  // Bytes that take(bytes) takes.
+  static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
   size_t taken() const { return taken_; }
 
  private:

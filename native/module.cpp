@@ -78,6 +78,12 @@ double read_bandwidth(size_t bytes, int threads, int passes) {
   return rates[1 + passes / 2];
 }
 
+// What add_matrix() will take for such a matrix.
+size_t packed_bytes(int format, int outputs, int inputs) {
+  const Matrix matrix{static_cast<Format>(format), outputs, inputs, nullptr, layout_of(static_cast<Format>(format)).panel_bytes(inputs)};
+  return Arena::rounded(matrix.panel_bytes * matrix.panels());
+}
+
 // name -> (worst error, limit)
 std::map<std::string, std::pair<double, double>> run_selftest(const std::string& isa) {
   std::map<std::string, std::pair<double, double>> out;
@@ -134,6 +140,7 @@ NB_MODULE(_native, module) {
   bind_program(module);
   bind_sampling(module);
   module.def("usable_isas", &usable_isas);
+  module.def("packed_bytes", &packed_bytes);
   module.def("selftest", &run_selftest);
   module.def("peak_int8", [](const std::string& isa) { return peak(choose_kernels(isa).peak_int8); }, nb::call_guard<nb::gil_scoped_release>());
   module.def("peak_f32", [](const std::string& isa) { return peak(choose_kernels(isa).peak_f32); }, nb::call_guard<nb::gil_scoped_release>());

@@ -26,7 +26,7 @@ from twostep.kernels.sampling import Sampler
 from twostep.kernels.step import Ints, Slice, StepArrays, StepCancelledError
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
-from twostep.model.ops import Embed, Linear
+from twostep.model.ops import Embed, Linear, Logits
 from twostep.model.quants import dequantize
 from twostep.model.tensor import Tensor, TensorType
 
@@ -43,6 +43,13 @@ class NativeError(TwostepError):
 def usable_isas() -> list[str]:
     """Instruction sets of this build that this machine runs, best first."""
     return list(_native.usable_isas())
+
+
+def packed_weight_bytes(network: Network) -> int:
+    """What `NativeExecutor.weight_bytes` will be for this network: known before memory is divided."""
+    matrices = {op.weight for op in network.ops if isinstance(op, Linear | Logits)}
+    tensors = [network.tensors[name] for name in matrices]
+    return sum(_native.packed_bytes(int(tensor.type), *tensor.shape) for tensor in tensors)
 
 
 class NativeExecutor:

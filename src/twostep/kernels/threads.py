@@ -2,11 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_GROUPS = Path("/proc/self/cgroup")
-_GROUP_FOLDERS = Path("/sys/fs/cgroup")
+from twostep.kernels.cgroup import GROUP_FOLDERS, GROUPS, group_folders, read_text
+
 _CPU_FOLDERS = Path("/sys/devices/system/cpu")
 
 
@@ -22,38 +21,17 @@ def default_threads() -> int:
 
 def physical_cores(cpus: set[int], folders: Path = _CPU_FOLDERS) -> int:
     """Distinct cores behind `cpus`; hyper-threads of one core count once. Where the system does not tell: all."""
-    return len({_read(folders / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
+    return len({read_text(folders / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus})
 
 
-def cgroup_quota(groups: Path = _GROUPS, folders: Path = _GROUP_FOLDERS) -> float | None:
+def cgroup_quota(groups: Path = GROUPS, folders: Path = GROUP_FOLDERS) -> float | None:
     """CPUs' worth of time this process may use: the least limit of its control groups; `None` where none has one."""
-    quotas = (_quota(folder) for folder in _group_folders(_read(groups) or "0::/", folders))
+    quotas = (_quota(folder) for folder in group_folders("cpu", groups, folders))
     return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _group_folders(groups: str, folders: Path) -> Iterator[Path]:
-    """Of the group in each line `number:controllers:/path` that limits CPUs, and of all groups above it.
-
-    Version 2 names no controllers and lies at the top. A container often sees a path of its host that is not there;
-    what is its own then lies where it sees the uppermost group.
-    """
-    for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        group = PurePosixPath(path.lstrip("/"))
-        yield from (folders / ("cpu" if controllers else "") / part for part in (group, *group.parents))
 
 
 def _quota(folder: Path) -> float | None:
     """Microseconds of computing allowed in a period, as CPUs. Version 2 says "max", version 1 -1 for no limit."""
-    text = _read(folder / "cpu.max") or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
-    limits = re.fullmatch(r"(\d+) ([1-9]\d*)", text)
+    quota, period = (read_text(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    limits = re.fullmatch(r"(\d+) ([1-9]\d*)", read_text(folder / "cpu.max") or f"{quota} {period}")
     return int(limits[1]) / int(limits[2]) if limits else None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip() or None
-    except OSError:
-        return None

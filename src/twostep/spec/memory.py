@@ -1,0 +1,197 @@
+"""Sizes memory: weights, activations, KV cache. The only place that does, for engine, simulator and planner alike.
+
+Pure arithmetic: what is free and what the weights take are measured elsewhere; what does not fit is said, not raised.
+Sizes are in bytes; "free" is memory before anything of the model is in it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from twostep.spec.shape import ModelShape
+
+KV_VECTOR_ELEMENTS = 16
+"""K and V of one head and position are stored as whole vectors of so many elements (`padded` in native/kernels.h)."""
+QUANT_GROUP = 32
+"""Elements of a quantised row that share a scale (`kGroup` in native/formats.h)."""
+ROW_ALIGNMENT = 64
+"""Quantised rows begin at multiples of so many bytes (`QuantRows` in native/kernels.h)."""
+
+
+@dataclass(frozen=True)
+class MemoryDemand:
+    """What a model needs, whatever is free.
+
+    A step computes at most `step_tokens` tokens and gives at most `logit_rows` rows of logits. `element_bytes` is the
+    size of an element of the KV cache, `block_tokens` the number of positions in a KV block.
+    """
+
+    shape: ModelShape
+    weights_bytes: int
+    step_tokens: int
+    logit_rows: int
+    element_bytes: int = 2
+    block_tokens: int = 16
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """2 · layers · kv_heads · head_dim · element_bytes, head_dim rounded up to whole vectors."""
+        head_dim = _round_up(self.shape.head_dim, KV_VECTOR_ELEMENTS)
+        return self.shape.kv_bytes_per_token(self.element_bytes) // self.shape.head_dim * head_dim
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one block in all layers."""
+        return self.block_tokens * self.kv_bytes_per_token
+
+    @property
+    def activation_bytes(self) -> int:
+        """Buffers of the widest step: they follow the step's budget, not the context."""
+        return self.step_tokens * row_bytes(self.shape) + self.logit_rows * logit_row_bytes(self.shape)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All that is not KV cache. Scratch of the threads, a few MiB each at most, is left to what stays free."""
+        return self.weights_bytes + self.activation_bytes
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks of one sequence of so many tokens."""
+        return -(-tokens // self.block_tokens)
+
+
+def row_bytes(shape: ModelShape) -> int:
+    """Bytes that one token of a step takes in the native executor's buffers (`Program::grow` in native/program.cpp).
+
+    In float32: residual stream and its norm, q k v, heads, feed-forward, angles. Then the widest input quantised to 8
+    and to 16 bits, each with four numbers a group; then the row's slice and position.
+    """
+    heads_width = shape.heads * shape.head_dim
+    qkv_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    floats = 2 * shape.width + qkv_width + heads_width + shape.ffn_width + shape.head_dim
+    widest = max(shape.width, heads_width, shape.ffn_width)
+    groups = widest // QUANT_GROUP * 4 * 4
+    quantised = sum(_round_up(widest * value_bytes + groups, ROW_ALIGNMENT) for value_bytes in (1, 2))
+    return 4 * floats + quantised + 2 * 4
+
+
+def logit_row_bytes(shape: ModelShape) -> int:
+    """Bytes of one row of logits: float32 over the vocabulary."""
+    return 4 * shape.vocab
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How memory is divided: `blocks` of KV cache beside the demand, out of `free_bytes`.
+
+    `share` is the part of free memory that all of it may take; `None` where the number of blocks was stated.
+    """
+
+    demand: MemoryDemand
+    free_bytes: int
+    share: float | None
+    blocks: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.demand.weights_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of the widest step's buffers."""
+        return self.demand.activation_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one position in all layers."""
+        return self.demand.kv_bytes_per_token
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one block in all layers."""
+        return self.demand.kv_bytes_per_block
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole KV cache."""
+        return self.blocks * self.kv_bytes_per_block
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions of the whole KV cache."""
+        return self.blocks * self.demand.block_tokens
+
+    def full_length_sequences(self, context: int) -> int:
+        """How many sequences of `context` tokens fit at once, nothing shared."""
+        return self.blocks // self.demand.blocks_for(context)
+
+    def arithmetic(self) -> Iterator[str]:
+        """The sizing in lines to print, each number with where it comes from."""
+        demand, shape = self.demand, self.demand.shape
+        tokens, rows = f"{demand.step_tokens} tokens a step", f"{demand.logit_rows} rows of logits"
+        head_dim = _round_up(shape.head_dim, KV_VECTOR_ELEMENTS)
+        vectors = f"2 x {shape.layers} layers x {shape.kv_heads} KV heads x {head_dim} elements"
+        yield f"weights: {size_text(self.weights_bytes)}"
+        yield (
+            f"activations: {tokens} x {size_text(row_bytes(shape))} + {rows} x {size_text(logit_row_bytes(shape))} "
+            f"= {size_text(self.activation_bytes)}"
+        )
+        yield f"KV per token: {vectors} x {demand.element_bytes} B = {self.kv_bytes_per_token} B"
+        yield f"KV cache: {self._origin()} = {self.blocks} blocks of {demand.block_tokens} tokens = {self._capacity()}"
+
+    def fault(self, least_tokens: int = 1) -> str | None:
+        """Why this plan cannot be carried out, with the arithmetic in one line; `None` if it can.
+
+        It has to fit into what is free and to hold one block and one sequence of `least_tokens` tokens.
+        """
+        least = max(1, self.demand.blocks_for(least_tokens))
+        if self.blocks < least:
+            holds = f"{self._origin()} = {self.blocks} blocks"
+            needed = f"{least} x {size_text(self.kv_bytes_per_block)} = {size_text(least * self.kv_bytes_per_block)}"
+            content = f"one sequence of {least_tokens} tokens" if least > 1 else "even one block"
+            return f"the KV cache does not hold {content}: {holds}; needed: {needed}"
+        if self.demand.fixed_bytes + self.kv_bytes > self.free_bytes:
+            return f"the KV cache does not fit: {size_text(self.kv_bytes)} stated, {self._room(1)}"
+        return None
+
+    def _origin(self) -> str:
+        return f"{size_text(self.kv_bytes)} stated" if self.share is None else self._room(self.share)
+
+    def _room(self, share: float) -> str:
+        room = _room(self.demand, self.free_bytes, share)
+        part = "" if share == 1 else f"{100 * share:g} % of "
+        fixed = f"{size_text(self.weights_bytes)} weights - {size_text(self.activation_bytes)} activations"
+        return f"{part}{size_text(self.free_bytes)} free - {fixed} = {size_text(room)}"
+
+    def _capacity(self) -> str:
+        context = self.demand.shape.context
+        count = self.full_length_sequences(context)
+        sequences = {0: "not one sequence", 1: "1 sequence"}.get(count, f"{count} sequences")
+        return f"{self.kv_tokens} tokens = {sequences} of full length {context}"
+
+
+def plan_share(demand: MemoryDemand, free_bytes: int, share: float) -> MemoryPlan:
+    """As many blocks as `share` of free memory, above 0 and at most 1, leaves beside weights and activations."""
+    blocks = max(0, _room(demand, free_bytes, share)) // demand.kv_bytes_per_block
+    return MemoryPlan(demand, free_bytes, share, blocks)
+
+
+def plan_stated(demand: MemoryDemand, free_bytes: int, kv_bytes: int) -> MemoryPlan:
+    """As many blocks as a KV cache of `kv_bytes` holds, whether they fit or not: `MemoryPlan.fault` tells."""
+    return MemoryPlan(demand, free_bytes, None, kv_bytes // demand.kv_bytes_per_block)
+
+
+def _room(demand: MemoryDemand, free_bytes: int, share: float) -> int:
+    """What is left for the KV cache; negative where not even the rest fits."""
+    return int(share * free_bytes) - demand.fixed_bytes
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: in the largest unit that leaves at least 1, with one decimal."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if abs(size) >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size} B"
