@@ -132,7 +132,7 @@ class TestGenerate:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["generate"], "the following arguments are required: PROMPT (see twostep generate --help)"),
+            (["generate"], "the following arguments are required: PROMPT, or --file and --out (see twostep generate --help)"),
             (["generate", PROMPT, "--top-k", "few"], "argument --top-k: invalid int value: 'few'"),
             (["generate", PROMPT, "--max", "1"], "unrecognized arguments: --max 1"),
             (["dance"], "argument COMMAND: invalid choice: 'dance'"),

@@ -1,11 +1,13 @@
-"""`twostep generate PROMPT`: one answer, streamed to standard output."""
+"""`twostep generate PROMPT`: one answer, streamed to standard output. With `--file` see `batch`."""
 
 import argparse
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from twostep.cli import batch
 from twostep.cli.request import DEFAULT_MAX_TOKENS, answer_limit, check_options, encode, read_prompt
 from twostep.cli.statistics import Statistics
 from twostep.cli.subcommands import Subcommands
@@ -18,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def add_to(commands: Subcommands) -> None:
-    parser = commands.add_parser("generate", help="stream an answer to a prompt")
-    parser.add_argument("prompt", metavar="PROMPT", help="what to answer; - reads it from standard input")
+    parser = commands.add_parser("generate", help="stream an answer to a prompt, or answer a file of requests")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to answer; - reads it from standard input")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a name or a .gguf file (default: %(default)s)")
     parser.add_argument("--system", metavar="TEXT", help="system message, before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
@@ -27,10 +29,11 @@ def add_to(commands: Subcommands) -> None:
         "--max-tokens", type=int, metavar="N", help=f"longest answer (default: {DEFAULT_MAX_TOKENS}, or what fits)"
     )
     _add_sampling(parser.add_argument_group("choice of tokens"))
+    _add_file(parser.add_argument_group("a file of requests instead of a prompt"))
     parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
     parser.add_argument("--executor", choices=("native", "reference"), default="native", help="reference: numpy, slow")
     parser.add_argument("--stats", action="store_true", help="say on standard error where the time went")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=lambda options: run(options, parser))
 
 
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
@@ -45,7 +48,26 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--seed", type=int, metavar="N", help="same seed, same answer (default: random)")
 
 
-def run(options: argparse.Namespace) -> None:
+def _add_file(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format")
+    group.add_argument("--out", type=Path, metavar="ANSWERS", help="where answers go; those that it has are kept")
+    group.add_argument("--served-model-name", metavar="NAME", help="what requests call the model (default: --model)")
+
+
+def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    if options.file is not None and options.out is not None:
+        batch.run(options, parser.get_default)
+        return
+    if options.file is not None or options.out is not None:
+        parser.error("--file and --out need each other")
+    if options.served_model_name is not None:
+        parser.error("--served-model-name is for --file")
+    if options.prompt is None:
+        parser.error("the following arguments are required: PROMPT, or --file and --out")
+    _stream(options)
+
+
+def _stream(options: argparse.Namespace) -> None:
     check_options(options)
     prompt = read_prompt(options)
     statistics = Statistics()

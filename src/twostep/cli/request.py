@@ -19,11 +19,17 @@ def check_options(options: argparse.Namespace) -> None:
         raise InvalidParameterError("--system needs the chat template, which --raw leaves out: give one of the two")
     if options.threads is not None and options.executor != "native":
         raise InvalidParameterError("--threads is for the native executor; the reference follows numpy")
-    for name, value in (("--max-tokens", options.max_tokens), ("--threads", options.threads)):
-        if value is not None and value < 1:
-            raise InvalidParameterError(f"{name} is {value}; it has to be at least 1")
-    if options.threads is not None and options.threads > (cpus := os.cpu_count() or 1):
-        raise InvalidParameterError(f"--threads is {options.threads}; this machine has {cpus} CPUs, and more only wait")
+    if options.max_tokens is not None and options.max_tokens < 1:
+        raise InvalidParameterError(f"--max-tokens is {options.max_tokens}; it has to be at least 1")
+    check_threads(options.threads)
+
+
+def check_threads(threads: int | None) -> None:
+    """Raises `InvalidParameterError` for none at all and for more than the machine has CPUs."""
+    if threads is not None and threads < 1:
+        raise InvalidParameterError(f"--threads is {threads}; it has to be at least 1")
+    if threads is not None and threads > (cpus := os.cpu_count() or 1):
+        raise InvalidParameterError(f"--threads is {threads}; this machine has {cpus} CPUs, and more only wait")
 
 
 def read_prompt(options: argparse.Namespace) -> str:

@@ -1,0 +1,75 @@
+"""The file of requests: one JSON object a line, `{"custom_id", "method": "POST", "url", "body"}`, as for OpenAI."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twostep.errors import TwostepError
+from twostep.openai_api.fields import shown
+from twostep.openai_api.requests import ENDPOINTS
+
+
+class BatchFileError(TwostepError):
+    """A file that cannot be used as a whole: names the line and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """One request. What `body` holds is not looked at here: a bad one is answered as such, in its own line."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: Any
+
+
+def read_lines(path: Path) -> Iterator[BatchLine]:
+    """The requests of a file, read as they are needed; empty lines are passed over. Raises `BatchFileError`."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if raw.strip():
+                yield _line(number, json_line(path, number, raw), f"{path}, line {number}")
+
+
+def check_lines(path: Path) -> list[str]:
+    """The custom ids of a file, in its order. Raises `BatchFileError` at the first line that is not a request, or
+    whose id an earlier one has."""
+    numbers: dict[str, int] = {}
+    for line in read_lines(path):
+        first = numbers.setdefault(line.custom_id, line.number)
+        if first != line.number:
+            problem = f"custom_id {shown(line.custom_id)} is that of line {first} too"
+            raise BatchFileError(f"{path}, line {line.number}: {problem}")
+    if not numbers:
+        raise BatchFileError(f"{path} has no requests")
+    return list(numbers)
+
+
+def json_line(path: Path, number: int, raw: bytes) -> Any:
+    """What a line says. Raises `BatchFileError` if it is not JSON."""
+    try:
+        return json.loads(raw)
+    except json.JSONDecodeError as error:
+        problem = f"{error.msg}, at column {error.colno}"
+    except UnicodeDecodeError as error:
+        problem = f"byte {error.start} is not UTF-8"
+    except RecursionError:
+        problem = "nested too deeply"
+    except ValueError as error:  # an integer of thousands of digits
+        problem = str(error)
+    raise BatchFileError(f"{path}, line {number}: not JSON: {problem}")
+
+
+def _line(number: int, value: object, where: str) -> BatchLine:
+    if not isinstance(value, dict):
+        raise BatchFileError(f"{where}: {shown(value)} is no object with custom_id, method, url and body")
+    custom_id, method, url = value.get("custom_id"), value.get("method"), value.get("url")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise BatchFileError(f"{where}: custom_id is {shown(custom_id)}; it has to be a string, not empty")
+    if method != "POST":
+        raise BatchFileError(f"{where}: method is {shown(method)}; it has to be 'POST'")
+    if url not in list(ENDPOINTS):
+        raise BatchFileError(f"{where}: url is {shown(url)}; supported: {', '.join(ENDPOINTS)}")
+    return BatchLine(number, custom_id, str(url), value.get("body"))

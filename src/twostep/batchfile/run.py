@@ -1,0 +1,121 @@
+"""Answers the lines of a file of requests: as many at once as the engine can use, each line when it is done."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any, Protocol
+from uuid import uuid4
+
+from twostep.batchfile.lines import BatchLine
+from twostep.engine.outputs import RequestOutput
+from twostep.engine.params import SamplingParams
+from twostep.errors import TwostepError
+from twostep.model.loaded import LoadedModel
+from twostep.openai_api.errors import ApiError, refusal
+from twostep.openai_api.requests import ApiRequest, read_request
+from twostep.openai_api.responses import response_body
+
+MAX_OUTSTANDING = 256
+"""Prompts that the engine holds at a time: more than it runs together, few enough for memory."""
+
+
+class Engine(Protocol):
+    """What is needed of `LLM`."""
+
+    @property
+    def model(self) -> LoadedModel: ...
+
+    def submit(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+    ) -> None:
+        """Takes a request on. Raises `TwostepError` for what cannot be answered."""
+        ...
+
+    def run(self) -> Iterator[RequestOutput]:
+        """Yields requests as they finish until none is left; others may be submitted meanwhile."""
+        ...
+
+
+@dataclass
+class _Open:
+    """A line whose prompts are being answered."""
+
+    line: BatchLine
+    request: ApiRequest
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)
+    """By prompt."""
+
+
+class BatchRun:
+    """One run over lines. `write` gets each answer, `finished` after it the number of its output tokens."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        names: Sequence[str],
+        write: Callable[[Mapping[str, Any]], None],
+        finished: Callable[[int], None],
+    ) -> None:
+        """`names` are those of the model that bodies may ask for."""
+        self._engine = engine
+        self._names = names
+        self._write = write
+        self._finished = finished
+        self._open: dict[str, tuple[_Open, int]] = {}
+        self.failed = 0
+        """Requests that got an error for an answer."""
+        self.first_failure = ""
+        """Which it was, and why."""
+
+    def run(self, lines: Iterable[BatchLine]) -> None:
+        """Answers all lines, in the order in which they finish."""
+        waiting = iter(lines)
+        self._fill(waiting)
+        for output in self._engine.run():
+            self._collect(output)
+            self._fill(waiting)
+
+    def _fill(self, waiting: Iterator[BatchLine]) -> None:
+        while len(self._open) < MAX_OUTSTANDING and (line := next(waiting, None)) is not None:
+            try:
+                self._start(line)
+            except TwostepError as error:
+                self._fail(line, refusal(error))
+
+    def _start(self, line: BatchLine) -> None:
+        request = read_request(line.url, line.body, self._engine.model, self._names)
+        if request.stream:
+            raise ApiError("stream is true; answers in a file are not streamed", param="stream")
+        started = _Open(line, request)
+        for prompt, tokens in enumerate(request.prompts):
+            id_ = f"{line.number}.{prompt}"
+            self._engine.submit(tokens, request.params, id=id_, priority=request.priority)
+            self._open[id_] = started, prompt
+
+    def _collect(self, output: RequestOutput) -> None:
+        started, prompt = self._open.pop(output.id)
+        started.outputs[prompt] = output
+        if len(started.outputs) == len(started.request.prompts):
+            self._complete(started)
+
+    def _complete(self, done: _Open) -> None:
+        outputs = [done.outputs[prompt] for prompt in range(len(done.outputs))]
+        unique = uuid4().hex
+        try:
+            body = response_body(
+                done.request, outputs, self._engine.model.tokenizer, unique=unique, created_s=int(time())
+            )
+        except ApiError as error:
+            self._fail(done.line, error)
+        else:
+            self._answer(done.line, 200, body, unique, sum(output.output_tokens for output in outputs))
+
+    def _fail(self, line: BatchLine, error: ApiError) -> None:
+        self.failed += 1
+        self.first_failure = self.first_failure or f"line {line.number}: {error}"
+        self._answer(line, error.status, error.body(), uuid4().hex, tokens=0)
+
+    def _answer(self, line: BatchLine, status: int, body: Mapping[str, Any], unique: str, tokens: int) -> None:
+        response = {"status_code": status, "request_id": f"req_{unique}", "body": body}
+        self._write({"id": f"batch_req_{unique}", "custom_id": line.custom_id, "response": response, "error": None})
+        self._finished(tokens)

@@ -1,0 +1,93 @@
+"""`twostep generate --file REQUESTS --out ANSWERS`: many requests at once, taken up again where a run ended."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twostep.cli.request import check_threads
+from twostep.errors import InvalidParameterError, TwostepError
+
+if TYPE_CHECKING:
+    from twostep.batchfile.answers import AnswerFile
+    from twostep.batchfile.run import Engine
+
+SAID_BY_BODIES = (
+    "prompt", "system", "raw", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "seed",
+)  # fmt: skip
+"""Options of `generate` that each line of a file says for itself."""
+
+
+class UnansweredError(TwostepError):
+    """Some requests of a file got an error for an answer."""
+
+
+def run(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
+    """`defaults` gives the default of an option: one that differs was given."""
+    _check_options(options, defaults)
+    answer_file(options.file, options.out, lambda: _load(options), names(options))
+
+
+def answer_file(requests: Path, out: Path, load: Callable[[], "Engine"], names: Sequence[str]) -> None:
+    """Answers what no earlier run has answered; `load` is called once it is known that there is something.
+
+    Raises `BatchFileError` for files that cannot be used, before anything is computed; `UnansweredError` at the end,
+    if there were requests that could not be answered.
+    """
+    from twostep.batchfile.answers import AnswerFile
+    from twostep.batchfile.lines import check_lines
+    from twostep.terminal import StatusLine
+
+    custom_ids = check_lines(requests)
+    with AnswerFile(out, custom_ids) as answers:
+        if len(answers.answered) == len(custom_ids):
+            StatusLine().say(f"all {len(custom_ids)} requests have their answers in {out}")
+            return
+        _answer_rest(requests, out, answers, load(), names, len(custom_ids))
+
+
+def _answer_rest(
+    requests: Path, out: Path, answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int
+) -> None:
+    from twostep.batchfile.lines import read_lines
+    from twostep.batchfile.run import BatchRun
+    from twostep.engine.progress import RequestProgress
+
+    progress = RequestProgress(total, before=len(answers.answered))
+    batch = BatchRun(engine, names, answers.write, progress.finished)
+    try:
+        batch.run(line for line in read_lines(requests) if line.custom_id not in answers.answered)
+    except (KeyboardInterrupt, SystemExit):
+        progress.say(f"stopped at {progress.summary()}; the same command goes on from what {out} has")
+        raise
+    finally:
+        progress.clear()
+    progress.say(progress.summary())
+    if batch.failed:
+        raise UnansweredError(f"{batch.failed} requests got an error, see {out}; the first: {batch.first_failure}")
+
+
+def names(options: argparse.Namespace) -> list[str]:
+    """What bodies may call the model: what the command line calls it, or a file's name without its ending."""
+    if options.served_model_name is not None:
+        return [options.served_model_name]
+    return list(dict.fromkeys([options.model, Path(options.model).name.removesuffix(".gguf")]))
+
+
+def _load(options: argparse.Namespace) -> "Engine":
+    from twostep.engine.llm import LLM
+    from twostep.store.progress import Progress
+    from twostep.store.resolve import resolve
+
+    return LLM(str(resolve(options.model, Progress())), threads=options.threads)
+
+
+def _check_options(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
+    for name in SAID_BY_BODIES:
+        if getattr(options, name) != defaults(name):
+            shown = "PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}"
+            raise InvalidParameterError(f"{shown} has no meaning with --file: its lines say what they ask for")
+    if options.executor != "native" or options.stats:
+        raise InvalidParameterError("--executor and --stats are for a single prompt, not for --file")
+    check_threads(options.threads)

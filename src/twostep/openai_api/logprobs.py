@@ -1,0 +1,66 @@
+"""Log-probabilities of output tokens in the forms of the two endpoints."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from twostep.engine.outputs import TokenLogprobs
+from twostep.model.detokenizer import IncrementalDetokenizer
+from twostep.model.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON lacks; as in OpenAI's API."""
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Of each token its text, where it is not whole characters with U+FFFD, its bytes and the likeliest tokens."""
+    content = [
+        {
+            **_chat_token(entry.token_id, entry.logprob, tokenizer),
+            "top_logprobs": [_chat_token(id_, logprob, tokenizer) for id_, logprob in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(id_: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    raw = tokenizer.token_bytes(id_)
+    return {"token": raw.decode(errors="replace"), "logprob": max(logprob, LOWEST), "bytes": list(raw)}
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, skip_special: bool = True
+) -> dict[str, Any]:
+    """Lists with an entry for each token; `text_offset` counts characters of the answer's text before it.
+
+    The alternatives include the chosen token, so that there may be one more than asked for.
+    """
+    return {
+        "tokens": [_name(entry.token_id, tokenizer) for entry in entries],
+        "token_logprobs": [max(entry.logprob, LOWEST) for entry in entries],
+        "top_logprobs": [_alternatives(entry, tokenizer) for entry in entries],
+        "text_offset": _offsets([entry.token_id for entry in entries], tokenizer, skip_special),
+    }
+
+
+def _alternatives(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, float]:
+    likely = [*entry.top, (entry.token_id, entry.logprob)]
+    return {_name(id_, tokenizer): max(logprob, LOWEST) for id_, logprob in likely}
+
+
+def _name(id_: int, tokenizer: Tokenizer) -> str:
+    r"""A token's text, or `bytes:\xe2\x80` as in OpenAI's API where it is no text: names of two tokens differ."""
+    raw = tokenizer.token_bytes(id_)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _offsets(ids: Sequence[int], tokenizer: Tokenizer, skip_special: bool) -> list[int]:
+    detokenizer = IncrementalDetokenizer(tokenizer, skip_special)
+    offsets, length = [], 0
+    for id_ in ids:
+        offsets.append(length)
+        length += len(detokenizer.push(id_))
+    return offsets

@@ -1,0 +1,97 @@
+"""What a body wants answered, as token ids: a conversation by the model's template, or raw prompts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from twostep.model.loaded import LoadedModel
+from twostep.model.tokenizer import Tokenizer
+from twostep.openai_api.errors import ApiError
+from twostep.openai_api.fields import Fields, shown
+
+MAX_PROMPTS = 1024
+"""Prompts of one completions body."""
+
+Tokens = tuple[int, ...]
+
+
+def chat_prompt(fields: Fields, model: LoadedModel) -> Tokens:
+    """Tokens of `messages`. The template writes the beginning-of-sequence token, unless `add_special_tokens` asks for
+    one more, as in vLLM."""
+    messages = _messages(fields.take("messages"))
+    generation = fields.flag("add_generation_prompt", True)
+    variables = _template_variables(fields.take("chat_template_kwargs", {}))
+    text = model.template.render(messages, add_generation_prompt=generation, **variables)
+    tokens = model.tokenizer.encode(text, special=True, add_bos=fields.flag("add_special_tokens"))
+    return _not_empty(tokens, "messages")
+
+
+def completion_prompts(fields: Fields, tokenizer: Tokenizer) -> tuple[Tokens, ...]:
+    """Tokens of each prompt: text, as the model's file says with or without a beginning of sequence, or token ids."""
+    prompt = fields.take("prompt")
+    add_bos = None if fields.flag("add_special_tokens", True) else False
+    several = isinstance(prompt, list) and not all(_is_id(member) for member in prompt)
+    prompts = prompt if several else [prompt]
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError(f"prompt has {len(prompts)} members; at most {MAX_PROMPTS} are allowed", param="prompt")
+    return tuple(_tokens(member, tokenizer, add_bos) for member in prompts)
+
+
+def _tokens(prompt: object, tokenizer: Tokenizer, add_bos: bool | None) -> Tokens:
+    if isinstance(prompt, str):
+        return _not_empty(tokenizer.encode(prompt, special=True, add_bos=add_bos), "prompt")
+    if not isinstance(prompt, list) or not all(_is_id(member) for member in prompt):
+        allowed = "it has to be a string, a list of token ids, or a list of these"
+        raise ApiError(f"prompt is {shown(prompt)}; {allowed}", param="prompt")
+    for id_ in prompt:
+        if not 0 <= id_ < tokenizer.vocab_size:
+            raise ApiError(f"prompt has token {id_}; the vocabulary is 0 to {tokenizer.vocab_size - 1}", param="prompt")
+    return _not_empty(prompt, "prompt")
+
+
+def _not_empty(tokens: list[int], param: str) -> Tokens:
+    if not tokens:
+        raise ApiError(f"{param} gives no token of this model's vocabulary; at least one is needed", param=param)
+    return tuple(tokens)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _messages(messages: object) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(f"messages is {shown(messages)}; it has to be a list of at least one message", param="messages")
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    """The message as templates read it, with content in one string. Other keys are the template's affair."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ApiError(f"{where} is {shown(message)}; it has to be an object with a role", param="messages")
+    return {**message, "content": _content(message.get("content"), where)}
+
+
+def _content(content: object, where: str) -> str | None:
+    """Parts are joined by line ends, as in vLLM. Null is for messages that call tools."""
+    if content is None or isinstance(content, str):
+        return content
+    texts = [_text_part(part, where) for part in content] if isinstance(content, list) else []
+    if not texts:
+        raise ApiError(f"{where}.content is {shown(content)}; it has to be a string or text parts", param="messages")
+    return "\n".join(texts)
+
+
+def _text_part(part: object, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise ApiError(f"{where}.content has {shown(part)}; only parts of type 'text' are supported", param="messages")
+
+
+def _template_variables(variables: object) -> Mapping[str, Any]:
+    name = "chat_template_kwargs"
+    if not isinstance(variables, Mapping):
+        raise ApiError(f"{name} is {shown(variables)}; it has to be an object", param=name)
+    for key in ("messages", "tools", "add_generation_prompt"):
+        if key in variables:
+            raise ApiError(f"{name} has {key}; that is a field of its own", param=name)
+    return variables

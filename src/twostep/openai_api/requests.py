@@ -1,0 +1,156 @@
+"""Bodies of `/v1/chat/completions` and `/v1/completions` to what the engine is asked."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from twostep.engine.params import SamplingParams
+from twostep.errors import TwostepError
+from twostep.kernels.sampling import MAX_LOGPROBS, check_integer
+from twostep.model.loaded import LoadedModel
+from twostep.openai_api.errors import ApiError, refusal
+from twostep.openai_api.fields import Fields, shown
+from twostep.openai_api.prompts import Tokens, chat_prompt, completion_prompts
+
+COMPLETION_MAX_TOKENS = 16
+"""What `/v1/completions` gives if a body does not say, in OpenAI's API and in vLLM."""
+
+_AS_THEY_ARE = (
+    "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "min_p", "min_tokens", "n", "presence_penalty",
+    "repetition_penalty", "seed", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
+)  # fmt: skip
+"""Fields that mean what `SamplingParams` means by them, which checks them."""
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """One body understood. The engine gets each prompt with `params`; the rest is for the answer."""
+
+    kind: Literal["chat", "completion"]
+    model: str
+    """As the body named it."""
+    prompts: tuple[Tokens, ...]
+    params: SamplingParams
+    priority: int
+    stream: bool
+    echo: bool
+    """The answer's text begins with the prompt's."""
+    return_token_ids: bool
+    unknown: tuple[str, ...]
+    """Fields that were ignored since nobody knows them, for whoever keeps a log."""
+
+
+def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequence[str]) -> ApiRequest:
+    """The request that `body`, JSON as Python's objects, makes of an endpoint in `ENDPOINTS`.
+
+    `names` are those of the served model, the first for bodies that name none. Whether the prompt fits the context is
+    the engine's to say. Raises `ApiError` that names the field, its value and what is allowed.
+    """
+    try:
+        fields = Fields(body)
+        name = _model_name(fields, names)
+        return ENDPOINTS[endpoint](fields, model, name)
+    except TwostepError as error:
+        raise refusal(error) from None
+    except RecursionError:
+        raise ApiError("the body is nested too deeply") from None
+
+
+def _chat(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
+    prompt = chat_prompt(fields, model)
+    extent = {"max_tokens": _chat_max_tokens(fields), "logprobs": _chat_logprobs(fields)}
+    return _request("chat", fields, name, (prompt,), extent, echo=False)
+
+
+def _completion(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
+    prompts = completion_prompts(fields, model.tokenizer)
+    extent = {"max_tokens": fields.take("max_tokens", COMPLETION_MAX_TOKENS), "logprobs": fields.take("logprobs")}
+    echo = fields.flag("echo")
+    if echo and extent["logprobs"] is not None:
+        raise ApiError("echo is true and logprobs given; log-probabilities of prompts are not supported", param="echo")
+    return _request("completion", fields, name, prompts, extent, echo)
+
+
+ENDPOINTS: dict[str, Callable[[Fields, LoadedModel, str], ApiRequest]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+}
+"""By path."""
+
+
+def _request(
+    kind: Literal["chat", "completion"],
+    fields: Fields,
+    name: str,
+    prompts: tuple[Tokens, ...],
+    extent: Mapping[str, Any],
+    echo: bool,
+) -> ApiRequest:
+    """What both endpoints have in common."""
+    bias = _logit_bias(fields.take("logit_bias", {}))
+    top_k = _top_k(fields.take("top_k", 0))
+    return ApiRequest(
+        kind=kind,
+        model=name,
+        prompts=prompts,
+        params=SamplingParams(logit_bias=bias, top_k=top_k, **extent, **fields.take_all(_AS_THEY_ARE)),
+        priority=_priority(fields.take("priority", 0)),
+        stream=fields.flag("stream"),
+        echo=echo,
+        return_token_ids=fields.flag("return_token_ids"),
+        unknown=fields.rest(),
+    )
+
+
+def _model_name(fields: Fields, names: Sequence[str]) -> str:
+    name = fields.take("model", names[0])
+    if name in names:
+        return str(name)
+    served = " or ".join(repr(name) for name in names)
+    problem = f"the model {shown(name)} is not served here; this is {served}"
+    raise ApiError(problem, status=404, param="model", code="model_not_found")
+
+
+def _chat_max_tokens(fields: Fields) -> Any:
+    newer, older = fields.take("max_completion_tokens"), fields.take("max_tokens")
+    if newer is not None and older is not None and newer != older:
+        problem = f"max_tokens is {shown(older)}, max_completion_tokens {shown(newer)}; they mean the same, give one"
+        raise ApiError(problem, param="max_tokens")
+    if newer is None:
+        return older
+    check_integer("max_completion_tokens", newer, 1, None)
+    return newer
+
+
+def _chat_logprobs(fields: Fields) -> Any:
+    """None is off; 0 is not: it asks for the chosen tokens alone."""
+    wanted, top = fields.flag("logprobs"), fields.take("top_logprobs")
+    if top is None:
+        return 0 if wanted else None
+    if not wanted:
+        raise ApiError(f"top_logprobs is {shown(top)}; it needs logprobs to be true", param="top_logprobs")
+    check_integer("top_logprobs", top, 0, MAX_LOGPROBS)
+    return top
+
+
+def _logit_bias(bias: object) -> dict[int, Any]:
+    """JSON's keys are strings."""
+    if not isinstance(bias, Mapping):
+        problem = f"logit_bias is {shown(bias)}; it has to be an object of token ids and numbers"
+        raise ApiError(problem, param="logit_bias")
+    for key in bias:
+        if not re.fullmatch("0|[1-9][0-9]{0,9}", key):
+            raise ApiError(f"logit_bias has {shown(key)}; keys have to be token ids", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def _top_k(top_k: object) -> Any:
+    """vLLM's clients say -1 for off."""
+    return 0 if top_k == -1 else top_k
+
+
+def _priority(priority: object) -> int:
+    check_integer("priority", priority, -(2**31), 2**31 - 1)
+    assert isinstance(priority, int)
+    return priority

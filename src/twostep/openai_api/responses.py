@@ -1,0 +1,84 @@
+"""Finished requests to the bodies of replies that are not streamed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from twostep.engine.outputs import ChoiceOutput, RequestOutput
+from twostep.model.tokenizer import Tokenizer
+from twostep.openai_api.errors import ApiError
+from twostep.openai_api.logprobs import chat_logprobs, completion_logprobs
+from twostep.openai_api.requests import ApiRequest
+from twostep.openai_api.timings import timings
+
+_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
+_OBJECT = {"chat": "chat.completion", "completion": "text_completion"}
+
+
+def response_body(
+    request: ApiRequest, outputs: Sequence[RequestOutput], tokenizer: Tokenizer, *, unique: str, created_s: int
+) -> dict[str, Any]:
+    """The reply to `request`; `outputs` are those of its prompts, in their order. `unique` makes the reply's id.
+
+    Raises `ApiError` with status 500 if an answer did not come to its end.
+    """
+    for choice in (choice for output in outputs for choice in output.choices):
+        if choice.finish_reason in ("error", "abort"):
+            raise ApiError(choice.error or "the request was aborted", status=500)
+    return {
+        "id": _PREFIX[request.kind] + unique,
+        "object": _OBJECT[request.kind],
+        "created": created_s,
+        "model": request.model,
+        "choices": [
+            _choice(request, output, choice, tokenizer, number * request.params.n + choice.index)
+            for number, output in enumerate(outputs)
+            for choice in output.choices
+        ],
+        "usage": usage(outputs),
+        "timings": timings(outputs),
+    }
+
+
+def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Tokens of a reply. A prompt counts once, however many answers it got."""
+    prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    completion_tokens = sum(output.output_tokens for output in outputs)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(output.cached_tokens for output in outputs)},
+    }
+
+
+def _choice(
+    request: ApiRequest, output: RequestOutput, choice: ChoiceOutput, tokenizer: Tokenizer, index: int
+) -> dict[str, Any]:
+    form = _chat_choice if request.kind == "chat" else _completion_choice
+    body = {
+        "index": index,
+        **form(request, output, choice, tokenizer),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if request.return_token_ids:
+        body |= {"prompt_token_ids": list(output.prompt_token_ids), "token_ids": list(choice.token_ids)}
+    return body
+
+
+def _chat_choice(
+    request: ApiRequest, output: RequestOutput, choice: ChoiceOutput, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    return {
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs, tokenizer),
+    }
+
+
+def _completion_choice(
+    request: ApiRequest, output: RequestOutput, choice: ChoiceOutput, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    skip_special = request.params.skip_special_tokens
+    prompt = tokenizer.decode(output.prompt_token_ids, skip_special=skip_special) if request.echo else ""
+    logprobs = None if choice.logprobs is None else completion_logprobs(choice.logprobs, tokenizer, skip_special)
+    return {"text": prompt + choice.text, "logprobs": logprobs}
