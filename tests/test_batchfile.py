@@ -1,0 +1,267 @@
+"""Files of requests: what is refused at once, what is answered with an error, and what a kill leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_engine import ANSWER, FakeEngine
+
+from twostep.batchfile.answers import AnswerFile
+from twostep.batchfile.lines import BatchFileError, check_lines
+from twostep.batchfile.run import MAX_OUTSTANDING
+from twostep.cli.batch import UnansweredError, answer_file
+from twostep.cli.main import main
+from twostep.model.loaded import LoadedModel, open_model
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def model(default_model_path: Path) -> LoadedModel:
+    return open_model(default_model_path)
+
+
+def completion(id_: str, prompt: Any = "Hello", **body: Any) -> dict[str, Any]:
+    return {"custom_id": id_, "method": "POST", "url": COMPLETIONS, "body": {"prompt": prompt, **body}}
+
+
+def chat(id_: str, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Hello"}]
+    return {"custom_id": id_, "method": "POST", "url": CHAT, "body": {"messages": messages, **body}}
+
+
+def written(path: Path, lines: Iterable[object]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def answers_in(path: Path) -> dict[str, dict[str, Any]]:
+    answers = [json.loads(line) for line in path.read_text().splitlines()]
+    by_id = {answer["custom_id"]: answer for answer in answers}
+    assert len(by_id) == len(answers)
+    return by_id
+
+
+def never() -> FakeEngine:
+    raise AssertionError("a model was loaded")
+
+
+def test_answers_in_openai_s_form(model: LoadedModel, tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", [chat("a", model="m"), completion("b", seed=3, max_tokens=2)])
+    engine = FakeEngine(model)
+    answer_file(requests, tmp_path / "out", lambda: engine, ["m"])
+    answers = answers_in(tmp_path / "out")
+    first, second = answers["a"], answers["b"]
+    assert first.keys() == {"id", "custom_id", "response", "error"}
+    assert first["error"] is None
+    assert first["response"]["status_code"] == 200
+    assert first["response"]["body"]["choices"][0]["message"]["content"] == ANSWER
+    assert first["response"]["body"]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+    assert "ttft_ms" in first["response"]["body"]["timings"]
+    assert second["response"]["body"]["choices"][0]["text"] == "Fine,"
+    assert {answer["id"] for answer in answers.values()} != {first["id"]}
+    assert [params.seed for params in engine.params] == [None, 3]
+
+
+def test_a_line_of_several_prompts_is_one_answer(model: LoadedModel, tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", [completion("a", ["one", "two", "three"], n=2)])
+    answer_file(requests, tmp_path / "out", lambda: FakeEngine(model), ["m"])
+    [answer] = answers_in(tmp_path / "out").values()
+    assert [choice["index"] for choice in answer["response"]["body"]["choices"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_lines_are_handed_over_as_the_engine_has_room(model: LoadedModel, tmp_path: Path) -> None:
+    count = 3 * MAX_OUTSTANDING
+    requests = written(tmp_path / "in", (completion(str(number), max_tokens=1) for number in range(count)))
+    engine = FakeEngine(model)
+    answer_file(requests, tmp_path / "out", lambda: engine, ["m"])
+    assert len(answers_in(tmp_path / "out")) == count
+    assert engine.most_waiting == MAX_OUTSTANDING
+
+
+def test_a_bad_body_is_answered_as_such_and_the_others_go_on(model: LoadedModel, tmp_path: Path) -> None:
+    lines = [
+        completion("hot", temperature="hot"),
+        completion("long", "word " * 2000),
+        completion("half", ["short", "word " * 2000]),
+        completion("other", model="gpt-4o"),
+        completion("streamed", stream=True),
+        completion("unlucky", seed=13),
+        {**completion("bodyless"), "body": None},
+        completion("good"),
+    ]
+    out = tmp_path / "out"
+    with pytest.raises(UnansweredError, match=r"^7 requests got an error, see .*out; the first: line 1: temperature"):
+        answer_file(written(tmp_path / "in", lines), out, lambda: FakeEngine(model), ["m"])
+    answers = answers_in(out)
+    status = {id_: answer["response"]["status_code"] for id_, answer in answers.items()}
+    assert status.pop("good") == 200
+    assert status.pop("other") == 404
+    assert status.pop("unlucky") == 500
+    assert status == dict.fromkeys(["hot", "long", "half", "streamed", "bodyless"], 400)
+    assert answers["long"]["response"]["body"]["error"]["code"] == "context_length_exceeded"
+    assert answers["hot"]["response"]["body"]["error"]["param"] == "temperature"
+
+
+GOOD = json.dumps(completion("a")).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "in has no requests"),
+        (b"\n  \n", "in has no requests"),
+        (GOOD + b"{", "line 2: not JSON: Expecting property name"),
+        (b"\xff\xfa\n" + GOOD, "line 1: not JSON: byte 0 is not UTF-8"),
+        (GOOD + b"[" * 100_000, "line 2: not JSON: nested too deeply"),
+        (b"9" * 5000, "line 1: not JSON: Exceeds the limit"),
+        (b"3\n", "line 1: 3 is no object with custom_id, method, url and body"),
+        (GOOD + b"\n" + GOOD, "line 3: custom_id 'a' is that of line 1 too"),
+        (b'{"custom_id": 3}', "line 1: custom_id is 3; it has to be a string, not empty"),
+        (b'{"custom_id": ""}', "line 1: custom_id is ''; it has to be a string, not empty"),
+        (b'{"custom_id": "a"}', "line 1: method is None; it has to be 'POST'"),
+        (b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}', "line 1: url is '/v1/embeddings'; support"),
+        (b'{"custom_id": "a", "method": "POST", "url": ["x"]}', "line 1: url is ['x']; supported: /v1/chat/completi"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    (tmp_path / "in").write_bytes(content)
+    with pytest.raises(BatchFileError) as refused:
+        answer_file(tmp_path / "in", tmp_path / "out", never, ["m"])
+    assert message in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_empty_lines_are_no_requests(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"\n" + GOOD + b"  \n\n")
+    assert check_lines(tmp_path / "in") == ["a"]
+
+
+def test_a_second_run_answers_only_what_is_left(model: LoadedModel, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    lines = [completion(id_) for id_ in "abcdef"]
+    answer_file(written(tmp_path / "in", lines[:2]), out, lambda: FakeEngine(model), ["m"])
+    before = out.read_bytes()
+    engine = FakeEngine(model)
+    answer_file(written(tmp_path / "in", lines), out, lambda: engine, ["m"])
+    assert len(engine.submitted) == 4
+    assert out.read_bytes().startswith(before)
+    assert answers_in(out).keys() == set("abcdef")
+    after = out.read_bytes()
+    answer_file(tmp_path / "in", out, never, ["m"])
+    assert out.read_bytes() == after
+
+
+def test_wherever_a_kill_tore_the_file_nothing_is_lost_or_doubled(model: LoadedModel, tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", [completion(id_, max_tokens=1) for id_ in "abc"])
+    answer_file(requests, tmp_path / "out", lambda: FakeEngine(model), ["m"])
+    whole = (tmp_path / "out").read_bytes()
+    for size in (*range(0, len(whole), 97), len(whole) - 1):
+        (tmp_path / "out").write_bytes(whole[:size])
+        answer_file(requests, tmp_path / "out", lambda: FakeEngine(model), ["m"])
+        assert answers_in(tmp_path / "out").keys() == set("abc")
+        kept = whole[: whole.rfind(b"\n", 0, size) + 1]
+        assert (tmp_path / "out").read_bytes().startswith(kept)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"custom_id": "z", "response": {}, "error": None}, "line 1: custom_id 'z' is in no line of the requests"),
+        ({"custom_id": ["a"], "response": {}, "error": None}, "line 1: custom_id ['a'] is in no line of the requests"),
+        (completion("a"), "line 1: {'custom_id': 'a', 'method': 'POST', 'url': '/v1/completions...' is no answer"),
+        (["a"], "line 1: ['a'] is no answer to a request"),
+    ],
+)
+def test_answers_to_something_else_are_left_alone(tmp_path: Path, line: object, message: str) -> None:
+    requests, out = written(tmp_path / "in", [completion("a")]), written(tmp_path / "out", [line])
+    before = out.read_bytes()
+    with pytest.raises(BatchFileError) as refused:
+        answer_file(requests, out, never, ["m"])
+    assert message.split("...")[0] in str(refused.value)
+    assert out.read_bytes() == before
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", [completion("a")])
+    with AnswerFile(tmp_path / "out", ["a"]), pytest.raises(BatchFileError, match="another process is writing"):
+        answer_file(requests, tmp_path / "out", never, ["m"])
+
+
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
+    model: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = written(tmp_path / "in", [completion(id_) for id_ in "abcd"])
+    with pytest.raises(KeyboardInterrupt):
+        answer_file(requests, tmp_path / "out", lambda: FakeEngine(model, stop_after=3), ["m"])
+    assert answers_in(tmp_path / "out").keys() == set("bcd")
+    message = capsys.readouterr().err
+    assert message.startswith("twostep: stopped at 3/4 requests, ")
+    assert message.endswith(f"the same command goes on from what {tmp_path / 'out'} has\n")
+
+
+WRITE_FOR_EVER = """
+import sys
+from pathlib import Path
+from twostep.batchfile.answers import AnswerFile
+with AnswerFile(Path(sys.argv[1]), [str(n) for n in range(10**6)]) as answers:
+    for number in range(10**6):
+        answers.write({"custom_id": str(number), "response": "x" * 5000, "error": None})
+        if number == 100:
+            print("on the way", flush=True)
+"""
+
+
+def test_a_killed_process_leaves_whole_lines_and_at_most_one_torn(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ}) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    with AnswerFile(tmp_path / "out", [str(number) for number in range(10**6)]) as answers:
+        count = len(answers.answered)
+    assert count > 100
+    assert answers.answered == {str(number) for number in range(count)}
+    assert answers_in(tmp_path / "out").keys() == answers.answered
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "0.5"], "--temperature has no meaning with --file: its lines say what they ask for"),
+        (["--max-tokens", "5"], "--max-tokens has no meaning with --file: its lines say what they ask for"),
+        (["Why?"], "PROMPT has no meaning with --file: its lines say what they ask for"),
+        (["--raw"], "--raw has no meaning with --file: its lines say what they ask for"),
+        (["--stats"], "--executor and --stats are for a single prompt, not for --file"),
+        (["--threads", "0"], "--threads is 0; it has to be at least 1"),
+        ([], "{file} has no requests"),
+    ],
+)
+def test_options_that_a_file_makes_void(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path / "in", [])
+    assert main(["generate", *arguments, "--file", str(file), "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"twostep: {message.format(file=file)}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--file", "x"], "--file and --out need each other"),
+        (["--out", "x"], "--file and --out need each other"),
+        (["Why?", "--served-model-name", "x"], "--served-model-name is for --file"),
+    ],
+)
+def test_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generate", *arguments])
+    assert capsys.readouterr().err == f"twostep: {message} (see twostep generate --help)\n"
