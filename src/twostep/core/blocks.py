@@ -1,0 +1,93 @@
+"""One pool of KV blocks: who uses each, and what those that nobody uses still hold."""
+
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """`count` blocks, each with the number of its users.
+
+    A block without users is free. A free block is either blank or cached: it still holds the KV its hash names, and
+    whoever needs that prefix may have it back. Blank blocks are given out first, then the cached one that was let go
+    longest ago. Each hash names at most one block; a second block with the same content stays nameless.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.users = [0] * count
+        self._blank = list(range(count - 1, -1, -1))
+        self._cached: dict[int, bytes] = {}
+        self._named: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks without users."""
+        return len(self._blank) + len(self._cached)
+
+    @property
+    def cached(self) -> int:
+        """Free blocks that still hold a prefix."""
+        return len(self._cached)
+
+    def find(self, name: bytes) -> int | None:
+        """The block that holds what `name` says. Changes nothing."""
+        return self._named.get(name)
+
+    def take(self) -> int:
+        """A free block, now with one user and no name. Raises `IndexError` if none is free."""
+        if self._blank:
+            block = self._blank.pop()
+        elif self._cached:
+            block = next(iter(self._cached))
+            del self._cached[block]
+            del self._named[self._hash_of.pop(block)]
+        else:
+            raise IndexError("no free block")
+        self.users[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more user of a block that is in use or cached."""
+        if self.users[block] == 0:
+            del self._cached[block]
+        self.users[block] += 1
+
+    def release(self, blocks: Iterable[int | None]) -> None:
+        """One user less of each; the earlier in `blocks`, the sooner it is given out again."""
+        for block in blocks:
+            if block is None:
+                continue
+            self.users[block] -= 1
+            if self.users[block] == 0:
+                self._let_go(block)
+
+    def publish(self, block: int, name: bytes) -> None:
+        """Names a block in use, unless another holds the same already."""
+        if name not in self._named and block not in self._hash_of:
+            self._named[name] = block
+            self._hash_of[block] = name
+
+    def forget_cached(self) -> None:
+        """Makes every cached block blank."""
+        for block in list(self._cached):
+            del self._cached[block]
+            del self._named[self._hash_of.pop(block)]
+            self._blank.append(block)
+
+    def _let_go(self, block: int) -> None:
+        name = self._hash_of.get(block)
+        if name is None:
+            self._blank.append(block)
+        else:
+            self._cached[block] = name
+
+    def check(self) -> None:
+        """Raises `AssertionError` where the books do not balance."""
+        free = {*self._blank, *self._cached}
+        assert len(free) == len(self._blank) + len(self._cached), "a block is free twice"
+        assert free == {b for b, users in enumerate(self.users) if users == 0}, "free blocks are those without users"
+        assert min(self.users, default=0) >= 0, "a block has fewer than no users"
+        assert self._named == {name: block for block, name in self._hash_of.items()}, "names and blocks disagree"
+        kept = {block: self._hash_of.get(block) for block in self._cached}
+        assert kept == self._cached, "a cached block lost its name"
+        assert not any(block in self._hash_of for block in self._blank), "a blank block has a name"

@@ -1,0 +1,233 @@
+"""Block tables over groups of blocks: full attention keeps every position, a sliding window lets go what it passed."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from twostep.core.blocks import BlockPool
+from twostep.core.request import BLOCK_TOKENS, blocks_for
+from twostep.core.request import Sequence as Seq
+
+Counts = tuple[int, ...]
+"""Blocks, one number a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """Layers that share block tables. `window`: positions that a token sees, itself included; None: all."""
+
+    blocks: int
+    window: int | None = None
+
+
+class Granted(NamedTuple):
+    """Blocks that sequence `number` got in `group`: entries `first`, `first + 1`, ... of its table."""
+
+    number: int
+    group: int
+    first: int
+    blocks: tuple[int, ...]
+
+
+class Copied(NamedTuple):
+    """A block whose content another sequence continues on its own, once the step has run."""
+
+    group: int
+    source: int
+    target: int
+
+
+class KvCache:
+    """The block tables of all sequences. `ahead_tokens`: what a windowed group reserves beyond its window: a step."""
+
+    def __init__(self, groups: Sequence[BlockGroup], ahead_tokens: int) -> None:
+        self.groups = tuple(groups)
+        self.pools = tuple(BlockPool(group.blocks) for group in groups)
+        self._ahead = ahead_tokens
+
+    @property
+    def free(self) -> Counts:
+        return tuple(pool.free for pool in self.pools)
+
+    # --- questions: nothing changes -------------------------------------------------------------------------------
+
+    def most_needed(self, tokens: int) -> Counts:
+        """Blocks that one sequence of `tokens` positions holds at most at one time."""
+        return tuple(blocks_for(self._reserved(group, 0, tokens)) for group in self.groups)
+
+    def needs(self, seq: Seq, computed: int, more: int) -> Counts:
+        """Blocks to take for `more` positions after the first `computed`, less those the windows give back."""
+        blocks = blocks_for(computed + more)
+        lacking = (blocks - len(table) - self._passed_alone(seq, g, computed) for g, table in enumerate(seq.tables))
+        return tuple(max(0, count) for count in lacking)
+
+    def match(self, hashes: Sequence[bytes], limit: int) -> int:
+        """How many of the first `limit` blocks need not be computed: all that a token after them sees is here."""
+        found = 0
+        while found < limit and self._held_by_full_groups(hashes[found]):
+            found += 1
+        while found and not all(self._window_held(g, hashes, found) for g in range(len(self.groups))):
+            found -= 1
+        return found
+
+    def needs_to_enter(self, hashes: Sequence[bytes], cached: int, tokens: int) -> Counts:
+        """Free blocks that a sequence of `tokens` known takes when `cached` of its blocks are found here.
+
+        A found block without users counts: once used, it is free no more. With a window those in use count as well,
+        since its user may be about to let it go, and that user's plan counts on it.
+        """
+        return tuple(
+            blocks_for(self._reserved(group, cached, tokens))
+            - (sum(1 for name in hashes[:cached] if self._in_use(pool, name)) if group.window is None else 0)
+            for group, pool in zip(self.groups, self.pools, strict=True)
+        )
+
+    def held_alone(self, seq: Seq, dropped: dict[tuple[int, int], int]) -> Counts:
+        """Blocks that become free if `seq` leaves, after those counted in `dropped` ((group, block) -> users)."""
+        freed = [0] * len(self.pools)
+        for g, (pool, table) in enumerate(zip(self.pools, seq.tables, strict=True)):
+            for block in table:
+                if block is None:
+                    continue
+                dropped[g, block] = gone = dropped.get((g, block), 0) + 1
+                freed[g] += gone == pool.users[block]
+        return tuple(freed)
+
+    def capacity(self, seq: Seq) -> int:
+        """Positions that have their place."""
+        return min(len(table) for table in seq.tables) * BLOCK_TOKENS
+
+    # --- changes --------------------------------------------------------------------------------------------------
+
+    def adopt(self, seq: Seq, cached: int) -> None:
+        """Gives `seq` the `cached` blocks that are found here; before anybody takes free ones, which they may be."""
+        seq.tables = tuple([] for _ in self.groups)
+        for table, group, pool in zip(seq.tables, self.groups, self.pools, strict=True):
+            seen = self._seen(group, cached)
+            table.extend([None] * seen.start)
+            for name in seq.hashes[seen.start : seen.stop]:
+                block = pool.find(name)
+                assert block is not None, "a plan counted on a block that is not there"
+                pool.share(block)
+                table.append(block)
+        seq.published = cached
+
+    def enter(self, seq: Seq, cached: int, tokens: int) -> Iterator[Granted]:
+        """After `adopt`: gives `seq` room for its `tokens` positions; yields the whole tables."""
+        for g, group in enumerate(self.groups):
+            self._grow(seq, g, blocks_for(self._horizon(group, cached, tokens)))
+            yield Granted(seq.number, g, 0, tuple(block or 0 for block in seq.tables[g]))
+
+    def extend(self, seq: Seq, computed: int, more: int) -> Iterator[Granted]:
+        """Gives `seq` room for `more` positions after the first `computed`; lets go what its windows have passed."""
+        blocks = blocks_for(computed + more)
+        for g, table in enumerate(seq.tables):
+            for i in self._passed(seq, g, computed):
+                self.pools[g].release([table[i]])
+                table[i] = None
+            if blocks > (first := len(table)):
+                yield Granted(seq.number, g, first, self._grow(seq, g, blocks))
+
+    def fork(self, parent: Seq, child: Seq, tokens: int) -> Iterator[Granted | Copied]:
+        """Gives `child` the first `tokens` positions of `parent`: full blocks shared, the last one its own copy."""
+        child.tables = tuple([] for _ in self.groups)
+        full = tokens // BLOCK_TOKENS
+        for g, (pool, table) in enumerate(zip(self.pools, parent.tables, strict=True)):
+            for block in table[:full]:
+                if block is not None:
+                    pool.share(block)
+            child.tables[g].extend(table[:full])
+            if tokens % BLOCK_TOKENS:
+                source, [target] = table[full], self._grow(child, g, full + 1)
+                assert source is not None, "the window has passed a block that is not full"
+                yield Copied(g, source, target)
+            yield Granted(child.number, g, 0, tuple(block or 0 for block in child.tables[g]))
+        child.published = full
+
+    def publish(self, seq: Seq, computed: int) -> None:
+        """Offers the whole computed blocks of `seq` to others."""
+        end = min(computed // BLOCK_TOKENS, len(seq.hashes))
+        for i in range(seq.published, end):
+            for pool, table in zip(self.pools, seq.tables, strict=True):
+                if (block := table[i]) is not None:
+                    pool.publish(block, seq.hashes[i])
+        seq.published = max(seq.published, end)
+
+    def release(self, seq: Seq) -> None:
+        """Takes the blocks of `seq`, if any. Its last are given out first: a prefix is of use alone, they are not."""
+        for pool, table in zip(self.pools, seq.tables, strict=bool(seq.tables)):
+            pool.release(reversed(table))
+        seq.tables = ()
+        seq.published = 0
+
+    # --- windows --------------------------------------------------------------------------------------------------
+
+    def _grow(self, seq: Seq, g: int, blocks: int) -> tuple[int, ...]:
+        taken = tuple(self.pools[g].take() for _ in range(blocks - len(seq.tables[g])))
+        seq.tables[g].extend(taken)
+        return taken
+
+    def _horizon(self, group: BlockGroup, cached: int, tokens: int) -> int:
+        """Positions with a place when a sequence enters: all, or with a window only as far as the next steps go."""
+        if group.window is None:
+            return tokens
+        return min(tokens, cached * BLOCK_TOKENS + group.window + self._ahead + BLOCK_TOKENS)
+
+    def _reserved(self, group: BlockGroup, cached: int, tokens: int) -> int:
+        return self._horizon(group, cached, tokens) - self._seen(group, cached).start * BLOCK_TOKENS
+
+    def _seen(self, group: BlockGroup, cached: int) -> range:
+        """Which of the first `cached` blocks the token after them sees."""
+        return range(_first_seen(group.window, cached * BLOCK_TOKENS), cached)
+
+    def _held_by_full_groups(self, name: bytes) -> bool:
+        return all(
+            pool.find(name) is not None
+            for pool, group in zip(self.pools, self.groups, strict=True)
+            if group.window is None
+        )
+
+    def _window_held(self, g: int, hashes: Sequence[bytes], cached: int) -> bool:
+        group, pool = self.groups[g], self.pools[g]
+        return group.window is None or all(pool.find(hashes[i]) is not None for i in self._seen(group, cached))
+
+    def _passed(self, seq: Seq, g: int, computed: int) -> list[int]:
+        """Entries of the table that no later token sees and that are still held."""
+        window, table = self.groups[g].window, seq.tables[g]
+        if window is None:
+            return []
+        held = range(_first_seen(window, computed) - 1, -1, -1)
+        passed = []
+        for i in held:
+            if i < len(table) and table[i] is None:
+                break
+            passed.append(i)
+        return passed
+
+    def _passed_alone(self, seq: Seq, g: int, computed: int) -> int:
+        if self.groups[g].window is None:
+            return 0
+        pool, table = self.pools[g], seq.tables[g]
+        passed = (table[i] for i in self._passed(seq, g, computed))
+        return sum(1 for block in passed if block is not None and pool.users[block] == 1)
+
+    @staticmethod
+    def _in_use(pool: BlockPool, name: bytes) -> bool:
+        block = pool.find(name)
+        return block is not None and pool.users[block] > 0
+
+    def check(self, live: Sequence[Seq]) -> None:
+        """Raises `AssertionError` unless every user of a block is a table entry, and the other way round."""
+        for g, pool in enumerate(self.pools):
+            pool.check()
+            users = [0] * pool.count
+            for seq in live:
+                for block in seq.tables[g] if seq.tables else ():
+                    if block is not None:
+                        users[block] += 1
+            assert users == pool.users, f"group {g}: users of blocks are not those of the tables"
+
+
+def _first_seen(window: int | None, position: int) -> int:
+    """The first block that a token at `position` sees."""
+    return 0 if window is None else max(0, position - window + 1) // BLOCK_TOKENS

@@ -1,0 +1,340 @@
+"""Who runs next, and why. Reads the scheduler's state, changes none of it, returns a plan.
+
+1. Every standing sequence decodes one token, and every one with drafts verifies them. Where blocks are lacking for
+   that, the latest sequence is preempted.
+2. Prompts in prefill get their least shares in turn, whatever the budget.
+3. What is left of the budget goes to whoever is nearest to its first token: prompts in prefill, and waiting ones that
+   find a seat and blocks, in the order of admission. Nobody joins in a step that preempted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import sub
+from typing import TYPE_CHECKING
+
+from twostep.core.kv_cache import Counts
+from twostep.core.plan import Admission, Chunk, Held, Plan, Preemption
+from twostep.core.policies import Grant
+from twostep.core.reasons import (
+    AfterPreemption,
+    BatchNotOpen,
+    CutByTokens,
+    EnoughInPrefill,
+    HeldReason,
+    LeastShare,
+    MoreUrgent,
+    NoBlocks,
+    NoBudget,
+    NoSeat,
+    OutOfBlocks,
+    PreemptReason,
+    SharesPrefix,
+    Whole,
+)
+from twostep.core.request import BLOCK_TOKENS, Sequence, Stage
+from twostep.core.step_time import StepShape
+from twostep.core.waiting import may_pass
+
+if TYPE_CHECKING:
+    from twostep.core.scheduler import Scheduler
+
+SHARE_EVERY_STEPS = 4
+"""A prompt in prefill gets at least its least share once in so many steps."""
+MANY_IN_PREFILL, MOST_IN_PREFILL = 8, 16
+"""From so many prompts in mid-prefill on only one that is shorter than all of them joins; from so many on none."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a prompt gets of this step, so far. `enters`: it is waiting, and joins if it gets anything."""
+
+    seq: Sequence
+    start: int
+    remaining: int
+    enters: Admission | None = None
+    grant: Grant = field(default_factory=lambda: Grant(0, Whole()))
+    taken: Counts = ()
+    forks: tuple[int, ...] = ()
+
+    @property
+    def left(self) -> int:
+        return self.remaining - self.grant.tokens
+
+    def chunk(self) -> Chunk:
+        return Chunk(self.seq.number, self.start, self.grant.tokens, not self.left, self.grant.reason, 0, self.forks)
+
+
+class Planner:
+    """One plan in the making: what is still free, and what has been decided. Used once."""
+
+    def __init__(self, scheduler: "Scheduler", now: int) -> None:
+        self._s, self._config, self._now = scheduler, scheduler.config, now
+        self._free = list(scheduler.cache.free)
+        self._seats = scheduler.config.seats - scheduler.running
+        self._dropped: dict[tuple[int, int], int] = {}
+        self._preempted: dict[int, Preemption] = {}
+        self._verifying: dict[int, Chunk] = {}
+        self._parts: list[_Part] = []
+        self._held: list[Held] = []
+        self._open = 0
+        self._decoding = len(scheduler.standing)
+        self._load = StepShape(self._decoding, scheduler.standing.context_tokens, self._decoding, self._decoding)
+
+    def plan(self) -> Plan:
+        """The next step. Pure: the same state and time give the same plan."""
+        self._make_room_for_decodes()
+        if self._s.prefill or self._s.waiting:
+            self._verify()
+            self._make_way_for_the_urgent()
+            self._parts = [_Part(seq, seq.computed, seq.remaining) for seq in self._in_prefill()]
+            self._give_least_shares()
+            self._share_the_rest()
+            self._never_stall()
+        return Plan(
+            step=self._s.steps + 1,
+            changes=self._s.changes,
+            decoding=self._decoding,
+            open=self._open,
+            preemptions=tuple(self._preempted.values()),
+            admissions=tuple(part.enters for part in self._parts if part.enters),
+            chunks=(*self._verifying.values(), *(part.chunk() for part in self._parts if part.grant.tokens)),
+            held=tuple(self._held),
+            shape=self._load,
+            predicted_ns=self._config.chunking.predict_ns(self._load),
+        )
+
+    # --- 1. decodes -----------------------------------------------------------------------------------------------
+
+    def _make_room_for_decodes(self) -> None:
+        """Each standing sequence whose next token begins a block needs that block; who came first gets it first."""
+        cache, standing = self._s.cache, self._s.standing
+        needing = [seq for seq in standing.starting_a_block() if cache.capacity(seq) <= standing.computed(seq)]
+        for seq in sorted(needing, key=_rank):
+            if seq.number not in self._preempted:
+                self._make_room(seq, cache.needs(seq, standing.computed(seq), 1))
+
+    def _verify(self) -> None:
+        """Drafted tokens are decodes too: they go in one slice with the token before them, as many as a step holds."""
+        verifying = sorted((seq for seq in self._s.prefill.values() if seq.drafts), key=_rank)
+        room = self._config.step_tokens - self._load.tokens - len(verifying)
+        for seq in verifying:
+            drafts = min(seq.drafts, room)
+            if seq.number in self._preempted:
+                continue
+            if self._make_room(seq, self._s.cache.needs(seq, seq.computed, 1 + drafts)):
+                room -= drafts
+                self._verifying[seq.number] = Chunk(seq.number, seq.computed, 1 + drafts, True, Whole(), drafts)
+                self._load = self._load.with_slice(seq.computed, 1 + drafts, 1 + drafts)
+
+    def _make_room(self, seq: Sequence, needs: Counts) -> bool:
+        """Takes `needs` from what is free; preempts the latest until they are. False: `seq` itself was the latest."""
+        while not self._fits(needs):
+            victim = max(self._sitting(), key=_rank)
+            self._preempt(victim, OutOfBlocks(seq.number))
+            if victim is seq:
+                return False
+        self._take(needs)
+        return True
+
+    def _sitting(self) -> list[Sequence]:
+        """Those that may be preempted."""
+        running = (*self._s.standing.members, *self._s.prefill.values())
+        return [seq for seq in running if seq.number not in self._preempted]
+
+    def _preempt(self, seq: Sequence, reason: PreemptReason) -> None:
+        """Its blocks and seat count as free from now on; what it would have computed in this step is taken out."""
+        computed = self._s.computed(seq)
+        self._preempted[seq.number] = Preemption(seq.number, computed, reason)
+        self._seats += 1
+        for g, freed in enumerate(self._s.cache.held_alone(seq, self._dropped)):
+            self._free[g] += freed
+        if seq.stage is Stage.STANDING:
+            self._decoding -= 1
+            self._load = self._load.without_slice(computed, 1, 1)
+        elif chunk := self._verifying.pop(seq.number, None):
+            self._load = self._load.without_slice(chunk.start, chunk.tokens, chunk.tokens)
+
+    def _make_way_for_the_urgent(self) -> None:
+        """Where the policy allows it, the least urgent give way to a waiting one that is more urgent than they."""
+        first = next(iter(self._s.waiting), None)
+        if first is None or not self._config.priority_preempts:
+            return
+        while isinstance(self._lacks(first, self._cached(first)), NoSeat | NoBlocks):
+            victim = max(self._sitting(), key=_rank, default=first)
+            if victim.request.priority <= first.request.priority:
+                return
+            self._preempt(victim, MoreUrgent(first.number))
+
+    # --- 2. prompts in prefill ------------------------------------------------------------------------------------
+
+    def _in_prefill(self) -> list[Sequence]:
+        return [seq for seq in self._s.prefill.values() if not seq.drafts and seq.number not in self._preempted]
+
+    def _give_least_shares(self) -> None:
+        """In turn, so that each gets one at least every fourth step; those that are overdue at once."""
+        turns = -(-len(self._parts) // SHARE_EVERY_STEPS)
+        for i, part in enumerate(sorted(self._parts, key=lambda part: (part.seq.advanced, part.seq.number))):
+            if i < turns or self._s.steps + 1 - part.seq.advanced >= SHARE_EVERY_STEPS:
+                self._widen(part, Grant(min(self._config.chunking.least_tokens, part.left), LeastShare()))
+
+    # --- 3. the rest of the budget --------------------------------------------------------------------------------
+
+    def _share_the_rest(self) -> None:
+        """Shortest rest first. One newcomer gets a first share beside longer prompts, so that it soon has its turn."""
+        unserved = [part for part in self._parts if part.left]
+        newcomers = self._newcomers()
+        newcomer = next(newcomers, None)
+        if newcomer:
+            self._give_first_share(newcomer)
+        while unserved or newcomer:
+            part = min((*unserved, newcomer) if newcomer else unserved, key=_nearest)
+            if not self._serve(part):
+                break
+            if part is newcomer:
+                newcomer = next(newcomers, None)
+            else:
+                unserved.remove(part)
+
+    def _give_first_share(self, newcomer: _Part) -> None:
+        """Only what the budget allows, unless no prompt got anything: some prompt always goes on."""
+        least = min(self._config.chunking.least_tokens, newcomer.left)
+        alone = not any(part.grant.tokens for part in self._parts)
+        if alone or self._grant(newcomer, least).tokens == least:
+            self._widen(newcomer, Grant(least, LeastShare()))
+
+    def _serve(self, part: _Part) -> bool:
+        """Gives it all it lacks, or what the budget has left. False: the budget is used up."""
+        wanted = part.left
+        grant = self._grant(part, wanted)
+        self._widen(part, grant)
+        if part not in self._parts:
+            self._held.append(Held(part.seq.number, NoBudget()))
+        return grant.tokens == wanted
+
+    def _grant(self, part: _Part, wanted: int) -> Grant:
+        chunking, limit = self._config.chunking, self._config.step_tokens
+        room, start = limit - self._load.tokens, part.start + part.grant.tokens
+        if room < wanted and not chunking.least_tokens:
+            return Grant(0, CutByTokens(limit))
+        grant = chunking.grant(self._load, start, min(wanted, room), self._decoding > 0 or bool(self._verifying))
+        return Grant(grant.tokens, CutByTokens(limit)) if grant.tokens == room < wanted else grant
+
+    def _widen(self, part: _Part, more: Grant) -> None:
+        """Adds `more` to the part and to the step, if there are blocks for it; a newcomer takes its seat."""
+        start, granted = part.start + part.grant.tokens, part.grant.tokens + more.tokens
+        if more.tokens == 0 or not self._takes_blocks(part, granted):
+            return
+        if part.enters and not part.grant.tokens:
+            self._seats -= 1
+            self._parts.append(part)
+        part.grant = Grant(granted, more.reason if granted < part.remaining else Whole())
+        self._load = self._load.with_slice(start, more.tokens, part.left == 0)
+        if part.left == 0:
+            part.forks = tuple(self._forks(part.seq))
+
+    def _takes_blocks(self, part: _Part, tokens: int) -> bool:
+        """A newcomer takes room for all it knows, if others took no seat or block meanwhile; the others what lacks."""
+        if part.enters and part.taken:
+            return True
+        if part.enters:
+            needs = self._s.cache.needs_to_enter(part.seq.hashes, part.enters.cached, part.seq.known)
+        else:
+            needs = self._s.cache.needs(part.seq, part.start, tokens)
+        further = tuple(map(sub, needs, part.taken)) if part.taken else needs
+        if not self._fits(further) or (part.enters and self._seats <= 0):
+            return False
+        self._take(further)
+        part.taken = needs
+        return True
+
+    def _forks(self, seq: Sequence) -> Iterator[int]:
+        """Further choices that begin where `seq` has its prompt done, as far as there are seats and blocks."""
+        own_block = tuple(int(seq.known % BLOCK_TOKENS > 0) for _ in self._free)
+        for sibling in seq.siblings:
+            if self._seats <= 0 or not self._fits(own_block):
+                return
+            self._seats -= 1
+            self._take(own_block)
+            yield sibling.number
+
+    def _newcomers(self) -> Iterator[_Part]:
+        """Waiting sequences that may join, in the order of admission, up to the first that has to wait.
+
+        Those that wait for a prefix are passed, but by few. A newcomer that gets nothing in the end is not admitted.
+        """
+        passed: list[Sequence] = []
+        self._open = self._may_join()
+        for seq in self._s.waiting:
+            cached = self._cached(seq)
+            reason = self._closed() or self._shares_prefix(seq, cached) or self._lacks(seq, cached)
+            if reason is not None:
+                self._held.append(Held(seq.number, reason))
+            if isinstance(reason, SharesPrefix):
+                passed.append(seq)
+            elif reason is not None or not all(may_pass(seq, earlier) for earlier in passed):
+                return
+            else:
+                computed = max(cached * BLOCK_TOKENS, seq.arrived)
+                yield _Part(seq, computed, seq.known - computed, Admission(seq.number, cached, seq.arrived, seq.known))
+
+    def _may_join(self) -> int:
+        first = next(iter(self._s.waiting), None)
+        waited_ns = self._now - first.arrival_ns if first else 0
+        return self._config.batching.open(self._s.running, len(self._s.waiting), self._s.batch_left, waited_ns)
+
+    def _cached(self, seq: Sequence) -> int:
+        """Blocks of `seq` that are here; its last token is computed in any case, to be sampled."""
+        return self._s.cache.match(seq.hashes, min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS))
+
+    def _closed(self) -> HeldReason | None:
+        """Nobody may join, whoever it is."""
+        if self._preempted:
+            return AfterPreemption()
+        return BatchNotOpen() if self._open <= sum(part.enters is not None for part in self._parts) else None
+
+    def _shares_prefix(self, seq: Sequence, cached: int) -> HeldReason | None:
+        """Somebody in prefill is about to compute the first block that `seq` lacks."""
+        if cached >= min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS) or seq.arrived:
+            return None
+        for other in (part.seq for part in self._parts):
+            if other.published <= cached < len(other.hashes) and other.hashes[cached] == seq.hashes[cached]:
+                return SharesPrefix(other.number)
+        return None
+
+    def _lacks(self, seq: Sequence, cached: int) -> HeldReason | None:
+        """A seat, a place among the prompts in mid-prefill, or blocks."""
+        if self._seats <= 0:
+            return NoSeat(self._config.seats)
+        unfinished = [part.left for part in self._parts if part.left]
+        if len(unfinished) >= MANY_IN_PREFILL:
+            shorter = seq.known - cached * BLOCK_TOKENS < min(unfinished)
+            if not shorter or len(unfinished) >= MOST_IN_PREFILL:
+                return EnoughInPrefill(len(unfinished))
+        needs = self._s.cache.needs_to_enter(seq.hashes, cached, seq.known)
+        kept = self._s.kept_free() if self._load.tokens else (0,) * len(needs)
+        for g, (need, free, keep) in enumerate(zip(needs, self._free, kept, strict=True)):
+            if need + keep > free:
+                return NoBlocks(g, need, free, keep)
+        return None
+
+    # --- blocks ---------------------------------------------------------------------------------------------------
+
+    def _never_stall(self) -> None:
+        """Prompts whose windows lack blocks wait for others to end; where nothing else runs, the latest gives way."""
+        if self._parts and not self._load.tokens and not self._preempted and not self._s.pending:
+            self._preempt(max(self._in_prefill(), key=_rank), OutOfBlocks(min(self._in_prefill(), key=_rank).number))
+
+    def _fits(self, needs: Counts) -> bool:
+        return all(need <= free for need, free in zip(needs, self._free, strict=True))
+
+    def _take(self, needs: Counts) -> None:
+        for g, need in enumerate(needs):
+            self._free[g] -= need
+
+
+def _rank(seq: Sequence) -> tuple[int, int]:
+    return seq.rank
+
+
+def _nearest(part: _Part) -> tuple[int, int]:
+    return part.left, part.seq.number
