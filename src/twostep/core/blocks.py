@@ -24,11 +24,6 @@ class BlockPool:
         """Blocks without users."""
         return len(self._blank) + len(self._cached)
 
-    @property
-    def cached(self) -> int:
-        """Free blocks that still hold a prefix."""
-        return len(self._cached)
-
     def find(self, name: bytes) -> int | None:
         """The block that holds what `name` says. Changes nothing."""
         return self._named.get(name)
@@ -66,13 +61,6 @@ class BlockPool:
         if name not in self._named and block not in self._hash_of:
             self._named[name] = block
             self._hash_of[block] = name
-
-    def forget_cached(self) -> None:
-        """Makes every cached block blank."""
-        for block in list(self._cached):
-            del self._cached[block]
-            del self._named[self._hash_of.pop(block)]
-            self._blank.append(block)
 
     def _let_go(self, block: int) -> None:
         name = self._hash_of.get(block)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twostep.core.kv_cache import Copied, Granted
-from twostep.core.reasons import ChunkReason, HeldReason, PreemptReason
+from twostep.core.reasons import Reason
 from twostep.core.request import FinishReason
 from twostep.core.step_time import StepShape
 
@@ -21,7 +21,7 @@ class Chunk(NamedTuple):
     start: int
     tokens: int
     samples: bool
-    reason: ChunkReason
+    reason: Reason
     drafts: int = 0
     forks: tuple[int, ...] = ()
 
@@ -41,14 +41,14 @@ class Preemption(NamedTuple):
 
     number: int
     lost: int
-    reason: PreemptReason
+    reason: Reason
 
 
 class Held(NamedTuple):
     """A sequence that could have been next, and why it was not admitted."""
 
     number: int
-    reason: HeldReason
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

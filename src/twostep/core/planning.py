@@ -9,28 +9,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import sub
+from operator import attrgetter, sub
 from typing import TYPE_CHECKING
 
 from twostep.core.kv_cache import Counts
 from twostep.core.plan import Admission, Chunk, Held, Plan, Preemption
 from twostep.core.policies import Grant
-from twostep.core.reasons import (
-    AfterPreemption,
-    BatchNotOpen,
-    CutByTokens,
-    EnoughInPrefill,
-    HeldReason,
-    LeastShare,
-    MoreUrgent,
-    NoBlocks,
-    NoBudget,
-    NoSeat,
-    OutOfBlocks,
-    PreemptReason,
-    SharesPrefix,
-    Whole,
-)
+from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import BLOCK_TOKENS, Sequence, Stage
 from twostep.core.step_time import StepShape
 from twostep.core.waiting import may_pass
@@ -52,7 +37,7 @@ class _Part:
     start: int
     remaining: int
     enters: Admission | None = None
-    grant: Grant = field(default_factory=lambda: Grant(0, Whole()))
+    grant: Grant = field(default_factory=lambda: Grant(0, WHOLE))
     taken: Counts = ()
     forks: tuple[int, ...] = ()
 
@@ -123,14 +108,14 @@ class Planner:
                 continue
             if self._make_room(seq, self._s.cache.needs(seq, seq.computed, 1 + drafts)):
                 room -= drafts
-                self._verifying[seq.number] = Chunk(seq.number, seq.computed, 1 + drafts, True, Whole(), drafts)
+                self._verifying[seq.number] = Chunk(seq.number, seq.computed, 1 + drafts, True, WHOLE, drafts)
                 self._load = self._load.with_slice(seq.computed, 1 + drafts, 1 + drafts)
 
     def _make_room(self, seq: Sequence, needs: Counts) -> bool:
         """Takes `needs` from what is free; preempts the latest until they are. False: `seq` itself was the latest."""
         while not self._fits(needs):
             victim = max(self._sitting(), key=_rank)
-            self._preempt(victim, OutOfBlocks(seq.number))
+            self._preempt(victim, Reason(Why.OUT_OF_BLOCKS, (seq.number,)))
             if victim is seq:
                 return False
         self._take(needs)
@@ -141,7 +126,7 @@ class Planner:
         running = (*self._s.standing.members, *self._s.prefill.values())
         return [seq for seq in running if seq.number not in self._preempted]
 
-    def _preempt(self, seq: Sequence, reason: PreemptReason) -> None:
+    def _preempt(self, seq: Sequence, reason: Reason) -> None:
         """Its blocks and seat count as free from now on; what it would have computed in this step is taken out."""
         computed = self._s.computed(seq)
         self._preempted[seq.number] = Preemption(seq.number, computed, reason)
@@ -159,11 +144,11 @@ class Planner:
         first = next(iter(self._s.waiting), None)
         if first is None or not self._config.priority_preempts:
             return
-        while isinstance(self._lacks(first, self._cached(first)), NoSeat | NoBlocks):
+        while (reason := self._lacks(first, self._cached(first))) and reason.why is not Why.MANY_IN_PREFILL:
             victim = max(self._sitting(), key=_rank, default=first)
             if victim.request.priority <= first.request.priority:
                 return
-            self._preempt(victim, MoreUrgent(first.number))
+            self._preempt(victim, Reason(Why.MORE_URGENT, (first.number,)))
 
     # --- 2. prompts in prefill ------------------------------------------------------------------------------------
 
@@ -175,7 +160,7 @@ class Planner:
         turns = -(-len(self._parts) // SHARE_EVERY_STEPS)
         for i, part in enumerate(sorted(self._parts, key=lambda part: (part.seq.advanced, part.seq.number))):
             if i < turns or self._s.steps + 1 - part.seq.advanced >= SHARE_EVERY_STEPS:
-                self._widen(part, Grant(min(self._config.chunking.least_tokens, part.left), LeastShare()))
+                self._widen(part, Grant(min(self._config.chunking.least_tokens, part.left), Reason(Why.LEAST_SHARE)))
 
     # --- 3. the rest of the budget --------------------------------------------------------------------------------
 
@@ -200,7 +185,7 @@ class Planner:
         least = min(self._config.chunking.least_tokens, newcomer.left)
         alone = not any(part.grant.tokens for part in self._parts)
         if alone or self._grant(newcomer, least).tokens == least:
-            self._widen(newcomer, Grant(least, LeastShare()))
+            self._widen(newcomer, Grant(least, Reason(Why.LEAST_SHARE)))
 
     def _serve(self, part: _Part) -> bool:
         """Gives it all it lacks, or what the budget has left. False: the budget is used up."""
@@ -208,16 +193,16 @@ class Planner:
         grant = self._grant(part, wanted)
         self._widen(part, grant)
         if part not in self._parts:
-            self._held.append(Held(part.seq.number, NoBudget()))
+            self._held.append(Held(part.seq.number, Reason(Why.NO_BUDGET)))
         return grant.tokens == wanted
 
     def _grant(self, part: _Part, wanted: int) -> Grant:
         chunking, limit = self._config.chunking, self._config.step_tokens
         room, start = limit - self._load.tokens, part.start + part.grant.tokens
         if room < wanted and not chunking.least_tokens:
-            return Grant(0, CutByTokens(limit))
+            return Grant(0, Reason(Why.TOKEN_BUDGET, (limit,)))
         grant = chunking.grant(self._load, start, min(wanted, room), self._decoding > 0 or bool(self._verifying))
-        return Grant(grant.tokens, CutByTokens(limit)) if grant.tokens == room < wanted else grant
+        return Grant(grant.tokens, Reason(Why.TOKEN_BUDGET, (limit,))) if grant.tokens == room < wanted else grant
 
     def _widen(self, part: _Part, more: Grant) -> None:
         """Adds `more` to the part and to the step, if there are blocks for it; a newcomer takes its seat."""
@@ -227,7 +212,7 @@ class Planner:
         if part.enters and not part.grant.tokens:
             self._seats -= 1
             self._parts.append(part)
-        part.grant = Grant(granted, more.reason if granted < part.remaining else Whole())
+        part.grant = Grant(granted, more.reason if granted < part.remaining else WHOLE)
         self._load = self._load.with_slice(start, more.tokens, part.left == 0)
         if part.left == 0:
             part.forks = tuple(self._forks(part.seq))
@@ -269,7 +254,7 @@ class Planner:
             reason = self._closed() or self._shares_prefix(seq, cached) or self._lacks(seq, cached)
             if reason is not None:
                 self._held.append(Held(seq.number, reason))
-            if isinstance(reason, SharesPrefix):
+            if reason is not None and reason.why is Why.SHARES_PREFIX:
                 passed.append(seq)
             elif reason is not None or not all(may_pass(seq, earlier) for earlier in passed):
                 return
@@ -286,35 +271,35 @@ class Planner:
         """Blocks of `seq` that are here; its last token is computed in any case, to be sampled."""
         return self._s.cache.match(seq.hashes, min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS))
 
-    def _closed(self) -> HeldReason | None:
+    def _closed(self) -> Reason | None:
         """Nobody may join, whoever it is."""
         if self._preempted:
-            return AfterPreemption()
-        return BatchNotOpen() if self._open <= sum(part.enters is not None for part in self._parts) else None
+            return Reason(Why.AFTER_PREEMPTION)
+        return Reason(Why.BATCH_CLOSED) if self._open <= sum(part.enters is not None for part in self._parts) else None
 
-    def _shares_prefix(self, seq: Sequence, cached: int) -> HeldReason | None:
+    def _shares_prefix(self, seq: Sequence, cached: int) -> Reason | None:
         """Somebody in prefill is about to compute the first block that `seq` lacks."""
         if cached >= min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS) or seq.arrived:
             return None
         for other in (part.seq for part in self._parts):
             if other.published <= cached < len(other.hashes) and other.hashes[cached] == seq.hashes[cached]:
-                return SharesPrefix(other.number)
+                return Reason(Why.SHARES_PREFIX, (other.number,))
         return None
 
-    def _lacks(self, seq: Sequence, cached: int) -> HeldReason | None:
+    def _lacks(self, seq: Sequence, cached: int) -> Reason | None:
         """A seat, a place among the prompts in mid-prefill, or blocks."""
         if self._seats <= 0:
-            return NoSeat(self._config.seats)
+            return Reason(Why.NO_SEAT, (self._config.seats,))
         unfinished = [part.left for part in self._parts if part.left]
         if len(unfinished) >= MANY_IN_PREFILL:
             shorter = seq.known - cached * BLOCK_TOKENS < min(unfinished)
             if not shorter or len(unfinished) >= MOST_IN_PREFILL:
-                return EnoughInPrefill(len(unfinished))
+                return Reason(Why.MANY_IN_PREFILL, (len(unfinished),))
         needs = self._s.cache.needs_to_enter(seq.hashes, cached, seq.known)
         kept = self._s.kept_free() if self._load.tokens else (0,) * len(needs)
         for g, (need, free, keep) in enumerate(zip(needs, self._free, kept, strict=True)):
             if need + keep > free:
-                return NoBlocks(g, need, free, keep)
+                return Reason(Why.NO_BLOCKS, (g, need, free, keep))
         return None
 
     # --- blocks ---------------------------------------------------------------------------------------------------
@@ -322,7 +307,8 @@ class Planner:
     def _never_stall(self) -> None:
         """Prompts whose windows lack blocks wait for others to end; where nothing else runs, the latest gives way."""
         if self._parts and not self._load.tokens and not self._preempted and not self._s.pending:
-            self._preempt(max(self._in_prefill(), key=_rank), OutOfBlocks(min(self._in_prefill(), key=_rank).number))
+            in_prefill = sorted(self._in_prefill(), key=_rank)
+            self._preempt(in_prefill[-1], Reason(Why.OUT_OF_BLOCKS, (in_prefill[0].number,)))
 
     def _fits(self, needs: Counts) -> bool:
         return all(need <= free for need, free in zip(needs, self._free, strict=True))
@@ -332,8 +318,7 @@ class Planner:
             self._free[g] -= need
 
 
-def _rank(seq: Sequence) -> tuple[int, int]:
-    return seq.rank
+_rank = attrgetter("rank")
 
 
 def _nearest(part: _Part) -> tuple[int, int]:

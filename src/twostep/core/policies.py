@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from twostep.core.reasons import ChunkReason, CutByTime, CutByTokens, Whole
+from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import BLOCK_TOKENS, Sequence
 from twostep.core.step_time import StepShape, StepTimeModel
 
@@ -81,14 +81,16 @@ class Grant(NamedTuple):
     """How many tokens, and what limited them."""
 
     tokens: int
-    reason: ChunkReason
+    reason: Reason
 
 
 class Chunking(Protocol):
     """Says how many tokens of a prompt join a step."""
 
-    least_tokens: int
-    """What a prompt in prefill gets every few steps even where no budget is left; 0: prompts are never cut."""
+    @property
+    def least_tokens(self) -> int:
+        """What a prompt in prefill gets every few steps even where no budget is left; 0: prompts are never cut."""
+        ...
 
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
         """Of `wanted` tokens from position `start`, beside what is already in the step. `decoding`: others wait."""
@@ -123,7 +125,7 @@ class Unchunked(_Timeless):
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
         first = load.tokens == load.sampled
         fits = first or load.tokens + wanted <= self.budget_tokens
-        return Grant(wanted, Whole()) if fits else Grant(0, CutByTokens(self.budget_tokens))
+        return Grant(wanted, WHOLE) if fits else Grant(0, Reason(Why.TOKEN_BUDGET, (self.budget_tokens,)))
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class TokenBudget(_Timeless):
     least_tokens: int = BLOCK_TOKENS
 
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
-        return _cut(start, wanted, self.budget_tokens - load.tokens, CutByTokens(self.budget_tokens))
+        return _cut(start, wanted, self.budget_tokens - load.tokens, Reason(Why.TOKEN_BUDGET, (self.budget_tokens,)))
 
 
 @dataclass(frozen=True)
@@ -152,11 +154,11 @@ class TimeBudget:
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
         budget_ns = self.budget_ns if decoding else self.ceiling_ns
         room = self.model.largest_slice(load, start, wanted, budget_ns)
-        tokens = _cut(start, wanted, room, Whole()).tokens
+        tokens = _cut(start, wanted, room, WHOLE).tokens
         if tokens == wanted:
-            return Grant(tokens, Whole())
+            return Grant(tokens, WHOLE)
         predicted_ns = self.model.predict_ns(load.with_slice(start, tokens, 0))
-        return Grant(tokens, CutByTime(budget_ns, predicted_ns, decoding))
+        return Grant(tokens, Reason(Why.ITL_BUDGET if decoding else Why.LONGEST_STEP, (budget_ns, predicted_ns)))
 
     def predict_ns(self, shape: StepShape) -> int | None:
         return self.model.predict_ns(shape)
@@ -165,9 +167,9 @@ class TimeBudget:
         self.model.observe(shape, measured_ns)
 
 
-def _cut(start: int, wanted: int, room: int, reason: ChunkReason) -> Grant:
+def _cut(start: int, wanted: int, room: int, reason: Reason) -> Grant:
     """At most `room` of `wanted`; a cut chunk ends with a block where it reaches one, so that whole blocks get done."""
     if room >= wanted:
-        return Grant(wanted, Whole())
+        return Grant(wanted, WHOLE)
     end = (start + max(0, room)) // BLOCK_TOKENS * BLOCK_TOKENS
     return Grant(end - start if end > start else max(0, room), reason)

@@ -18,7 +18,7 @@ from twostep.core.kv_cache import BlockGroup, Copied, Counts, Granted, KvCache
 from twostep.core.plan import Chunk, Finished, Outcome, Plan, Preemption, Resolved, Step, StepResult
 from twostep.core.planning import MOST_IN_PREFILL, Planner
 from twostep.core.policies import Batching, Chunking, Continuous, Order, by_priority, fcfs
-from twostep.core.reasons import StepFailed
+from twostep.core.reasons import Reason, Why
 from twostep.core.request import BLOCK_TOKENS, FinishReason, Request, Sequence, Stage
 from twostep.core.standing import Standing
 from twostep.core.waiting import WaitingQueue
@@ -249,7 +249,8 @@ class Scheduler:
         if not chunk.samples:
             return
         del self.prefill[seq.number]
-        for sibling in self._detach(seq):
+        siblings, seq.siblings = seq.siblings, []
+        for sibling in siblings:
             if sibling.number in chunk.forks:
                 yield from self.cache.fork(seq, sibling, seq.computed)
                 sibling.computed = seq.computed
@@ -260,10 +261,6 @@ class Scheduler:
             self._await(seq, seq.known)
         else:
             self._caught_up(seq)
-
-    def _detach(self, seq: Sequence) -> list[Sequence]:
-        siblings, seq.siblings = seq.siblings, []
-        return siblings
 
     def _caught_up(self, seq: Sequence) -> None:
         """Its last row will be sampled: it decodes, unless that gives its last token."""
@@ -356,7 +353,7 @@ class Scheduler:
         chunked = (self.live[chunk.number] for chunk in plan.chunks if chunk.number in self.live)
         for seq in dict.fromkeys((*self.standing.members, *self.pending.values(), *chunked)):
             unsampled = seq.stage is Stage.STANDING
-            preempted.append(Preemption(seq.number, self.computed(seq), StepFailed()))
+            preempted.append(Preemption(seq.number, self.computed(seq), Reason(Why.STEP_FAILED)))
             self._preempt(seq, preempted[-1])
             seq.known -= unsampled
         self.changes += 1
@@ -374,8 +371,9 @@ class Scheduler:
                 self.live[numbers[0]].siblings.remove(seq)
         self.prefill.pop(seq.number, None)
         self.pending.pop(seq.number, None)
-        for sibling in self._detach(seq):
+        for sibling in seq.siblings:
             self.waiting.put(sibling)
+        seq.siblings = []
         self.cache.release(seq)
         seq.stage = Stage.ENDED
         del self.live[seq.number]

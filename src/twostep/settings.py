@@ -18,7 +18,7 @@ from twostep.core.policies import (
     fcfs,
 )
 from twostep.core.scheduler import SchedulerConfig
-from twostep.core.step_time import LinearStepTime
+from twostep.perf.linear import LinearStepTime
 
 NS_PER_MS = 1_000_000
 

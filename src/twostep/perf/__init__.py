@@ -1,0 +1,1 @@
+"""Predicts: how long a step takes on this machine."""
