@@ -74,29 +74,41 @@ class EngineLoop:
         self._executor = executor
         self._around = around
         self._early = scheduler.plan(around.now())
+        self._step: Step | None = None
 
     def turn(self) -> bool:
-        """Serves one step, or says False if there is none to serve.
-
-        While the executor computes, what came of the step before is passed on and the next plan is made. It holds
-        unless this step's end, an arrival or an abort changes what it was made from; then a new one is.
-        """
-        around, scheduler = self._around, self.scheduler
-        self._hear()
-        began = around.now()
-        plan = self._early if self._early.changes == scheduler.changes else scheduler.plan(began)
-        if plan.empty:
-            around.catch_up()
+        """Serves one step, or says False if there is none to serve. After an exception it takes up where it was."""
+        self._step = self._step or self._begin()
+        if self._step is None:
+            self._around.catch_up()
             return False
-        step = scheduler.advance(plan)
-        self._executor.start(step)
-        around.began(step, began)
-        around.catch_up()
-        self._hear()
-        self._early = scheduler.plan(around.now())
-        result = self._executor.finish()
-        around.ended(step, result, scheduler.resolve(result), around.now())
+        self._meanwhile()
+        self._end(self._step)
         return True
+
+    def _begin(self) -> Step | None:
+        """The next step, handed to the executor. The plan made early holds unless what it was made from has changed."""
+        self._hear()
+        now = self._around.now()
+        plan = self._early if self._early.changes == self.scheduler.changes else self.scheduler.plan(now)
+        if plan.empty:
+            return None
+        step = self.scheduler.advance(plan)
+        self._executor.start(step)
+        self._around.began(step, now)
+        return step
+
+    def _meanwhile(self) -> None:
+        """While the executor computes: what came of the step before is passed on, the next plan is made."""
+        self._around.catch_up()
+        self._hear()
+        self._early = self.scheduler.plan(self._around.now())
+
+    def _end(self, step: Step) -> None:
+        result = self._executor.finish()
+        resolved = self.scheduler.resolve(result)
+        self._step = None
+        self._around.ended(step, result, resolved, self._around.now())
 
     def _hear(self) -> None:
         for command in self._around.hear():

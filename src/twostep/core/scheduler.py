@@ -132,7 +132,7 @@ class Scheduler:
 
         Raises `NeverFitsError` if it could not be served even alone, `ValueError` if its id is in use.
         """
-        self._refuse_misfit(request)
+        self.check_fits(request)
         numbers = range(self._next_number, self._next_number + request.choices)
         self._next_number = numbers.stop
         choices = [
@@ -149,7 +149,8 @@ class Scheduler:
         self.changes += 1
         return tuple(numbers)
 
-    def _refuse_misfit(self, request: Request) -> None:
+    def check_fits(self, request: Request) -> None:
+        """Raises as `add` does; changes nothing."""
         if request.id in self._numbers:
             raise ValueError(f"request id {request.id!r} is in use")
         sizes = (request.prompt_tokens, request.max_tokens, request.choices)

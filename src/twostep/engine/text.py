@@ -61,3 +61,13 @@ class TextStream:
         piece = self._detokenizer.push(id_)
         text, stop = self._search.push(piece, armed=self._tokens > self._min_tokens)
         return (text + stop if stop and self._shows_stop else text), stop
+
+
+class NoText:
+    """Stands in for `TextStream` where there is no tokenizer: tokens leave no text."""
+
+    def push(self, token_ids: Sequence[int]) -> TextDelta:
+        return TextDelta("", None, len(token_ids))
+
+    def flush(self) -> str:
+        return ""

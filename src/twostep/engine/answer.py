@@ -1,0 +1,82 @@
+"""One choice on the executor's side: its tokens, how the next is chosen, what its full blocks are called."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostep.core.hashing import block_hash
+from twostep.engine.params import SamplingParams, forbid
+from twostep.kernels.sampling import SampleRow
+from twostep.kernels.step import BLOCK_TOKENS, Ints
+from twostep.model.tokenizer import Tokenizer
+
+Mask = NDArray[np.uint32]
+
+
+class Vocabulary:
+    """What the executor knows of a model's tokens: which end an answer, and which rows of the head are no tokens."""
+
+    def __init__(self, rows: int, tokenizer: Tokenizer | None) -> None:
+        """`rows` of the head: those beyond the tokenizer's tokens are padding, which is never chosen."""
+        self.rows = rows
+        self.tokens = tokenizer.vocab_size if tokenizer else rows
+        self.eos_ids = frozenset(tokenizer.eos_ids) if tokenizer else frozenset[int]()
+        self._padding = range(self.tokens, rows)
+
+    def mask(self, forbidden: frozenset[int] = frozenset()) -> Mask | None:
+        """Allows all tokens but `forbidden`; None where that is everything."""
+        return forbid((*self._padding, *forbidden), self.rows) if forbidden or self._padding else None
+
+
+class Answer:
+    """Tokens known of one choice. `params` have a seed. `root`: parent of its first block's hash; None: no reuse."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        choice: int,
+        max_tokens: int,
+        vocabulary: Vocabulary,
+        hashes: Sequence[bytes] | None,
+        root: bytes,
+    ) -> None:
+        self.params, self.choice = params, choice
+        self.prompt_tokens = self.known = len(prompt)
+        self.tokens: Ints = np.empty(len(prompt) + max_tokens, np.int32)
+        self.tokens[: self.known] = prompt
+        self.stop_ids = params.stop_ids(vocabulary.eos_ids)
+        self._mask = vocabulary.mask()
+        self._early_mask = vocabulary.mask(self.stop_ids) if params.min_tokens else self._mask
+        self._hashes = None if hashes is None else list(hashes)
+        self._root = root
+
+    @property
+    def output(self) -> Ints:
+        """Output tokens so far; a view."""
+        return self.tokens[self.prompt_tokens : self.known]
+
+    def row(self) -> SampleRow:
+        """How the sampler shall choose the next token."""
+        params, output_tokens = self.params, self.known - self.prompt_tokens
+        mask = self._early_mask if output_tokens < params.min_tokens else self._mask
+        if not params.reads_history:
+            return SampleRow(params, self.choice, self.known, mask=mask)
+        return SampleRow(params, self.choice, self.known, self.tokens[: self.prompt_tokens], self.output, mask)
+
+    def append(self, token: int) -> bool:
+        """One more token is known; whether it ends the answer."""
+        self.tokens[self.known] = token
+        self.known += 1
+        return token in self.stop_ids
+
+    def new_hashes(self) -> tuple[bytes, ...]:
+        """Of blocks that have been computed whole since the last call: all tokens but the last are."""
+        if self._hashes is None or len(self._hashes) >= (self.known - 1) // BLOCK_TOKENS:
+            return ()
+        first = len(self._hashes)
+        for start in range(first * BLOCK_TOKENS, self.known - BLOCK_TOKENS, BLOCK_TOKENS):
+            parent = self._hashes[-1] if self._hashes else self._root
+            self._hashes.append(block_hash(parent, self.tokens[start : start + BLOCK_TOKENS].tolist()))
+        return tuple(self._hashes[first:])

@@ -1,0 +1,89 @@
+"""Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from twostep.core.request import blocks_for
+from twostep.core.scheduler import Scheduler
+from twostep.engine.config import EngineConfig
+from twostep.engine.host_memory import free_memory, plan_memory
+from twostep.errors import InvalidParameterError
+from twostep.kernels.native import NativeExecutor, packed_weight_bytes
+from twostep.kernels.reference import ReferenceExecutor
+from twostep.kernels.sampling import Sampler
+from twostep.kernels.step import Executor
+from twostep.kernels.threads import default_threads
+from twostep.model.loaded import LoadedModel
+from twostep.settings import Settings
+from twostep.spec.memory import MemoryDemand, MemoryPlan
+
+DEFAULT_SHARE = 0.5
+"""Of free memory; the rest stays for others on this machine and for the system's cache of files."""
+
+
+class Sizing(NamedTuple):
+    """What the machine and the settings allow: KV blocks, and the longest sequence."""
+
+    memory: MemoryPlan
+    blocks: int
+    context_tokens: int
+
+    def lines(self, config: EngineConfig) -> Iterator[str]:
+        """The arithmetic, to print."""
+        yield from self.memory.arithmetic()
+        if self.blocks < self.memory.blocks:
+            seats, context = config.max_num_seqs, self.context_tokens
+            yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
+
+
+def size(model: LoadedModel, config: EngineConfig) -> Sizing:
+    """Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks."""
+    shape = model.network.shape
+    wanted = shape.context if config.max_model_len is None else config.max_model_len
+    if not 2 <= wanted <= shape.context:
+        raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
+    demand = MemoryDemand(shape, packed_weight_bytes(model.network), config.max_step_tokens, config.max_num_seqs)
+    share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
+    memory = plan_memory(
+        demand,
+        free_memory(),
+        share=share,
+        kv_bytes=config.kv_bytes,
+        kv_blocks=config.kv_blocks,
+        least_tokens=config.max_model_len or 2,
+    )
+    context = min(wanted, memory.kv_tokens)
+    useful = config.max_num_seqs * blocks_for(context)
+    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, context)
+
+
+def settings(config: EngineConfig, sizing: Sizing) -> Settings:
+    """The scheduler's part of the settings."""
+    return Settings(
+        blocks=(sizing.blocks,),
+        seats=config.max_num_seqs,
+        step_tokens=config.max_step_tokens,
+        context_tokens=sizing.context_tokens,
+        batching=config.batching,
+        chunking=config.chunking,
+        admission=config.admission,
+        priority_preempts=config.priority_preempts,
+    )
+
+
+def scheduler(settings: Settings) -> Scheduler:
+    """Raises `InvalidParameterError` for settings that contradict each other."""
+    try:
+        return Scheduler(settings.config())
+    except ValueError as error:
+        raise InvalidParameterError(str(error)) from None
+
+
+def kernels(model: LoadedModel, config: EngineConfig, blocks: int) -> tuple[Executor, Sampler]:
+    """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
+    vocab = model.network.shape.vocab
+    if config.executor == "reference":
+        return ReferenceExecutor(model.network, blocks), Sampler(vocab)
+    native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
+    native.reserve(config.max_step_tokens, config.max_num_seqs)
+    return native, native.sampler()

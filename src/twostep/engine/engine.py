@@ -1,0 +1,161 @@
+"""The engine: a model, its memory, the scheduler and the loop, in the process of whoever calls it."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from twostep.core.hashing import prompt_hashes, root_hash
+from twostep.core.loop import Abort, EngineLoop
+from twostep.core.request import Request, blocks_for
+from twostep.core.scheduler import NeverFitsError
+from twostep.engine import build
+from twostep.engine.answer import Answer, Vocabulary
+from twostep.engine.collector import Collector, Event
+from twostep.engine.config import EngineConfig
+from twostep.engine.executor import KernelExecutor
+from twostep.engine.outputs import RequestOutput
+from twostep.engine.params import SamplingParams
+from twostep.engine.surroundings import EngineSurroundings, Submission
+from twostep.errors import ContextLengthError, InvalidParameterError
+from twostep.model.loaded import LoadedModel
+
+if TYPE_CHECKING:
+    from twostep.recording.writer import Recorder
+
+KV_FORMAT = "f16 v1"
+"""Names the layout of a KV block: equal hashes mean equal bytes."""
+
+
+class Engine:
+    """Serves requests step by step: `submit`, then `turn` until nothing is outstanding. One thread at a time.
+
+    Refuses at once what cannot work: `InvalidParameterError` for settings, `MemoryPlanError` with the arithmetic.
+    """
+
+    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+        self.model, self.config = model, config
+        self.sizing = build.size(model, config)
+        self.settings = build.settings(config, self.sizing)
+        self.scheduler = build.scheduler(self.settings)
+        tokenizer = None if config.skip_tokenizer_init else model.tokenizer
+        self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
+        self._root = root_hash(str(model.path), KV_FORMAT, key=secrets.token_bytes(16))
+        self._kernels, sampler = build.kernels(model, config, self.sizing.blocks)
+        context_blocks = blocks_for(self.sizing.context_tokens)
+        self._executor = KernelExecutor(
+            self._kernels, sampler, config.max_num_seqs, context_blocks, overlap=config.overlap
+        )
+        self._surroundings = EngineSurroundings(
+            self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort)), self._answer
+        )
+        self._recorder: Recorder | None = None
+        self._loop = self._make_loop()
+        self._open: set[str] = set()
+        self._ids = 0
+
+    def _make_loop(self) -> EngineLoop:
+        if self.config.record is None:
+            return EngineLoop(self.scheduler, self._executor, self._surroundings)
+        from twostep.recording.writer import Recorder, recorded
+
+        self._recorder = Recorder(self.config.record, self.settings, {"model": self.model.path.name})
+        around, executor = recorded(self._surroundings, self._executor, self._recorder)
+        return EngineLoop(self.scheduler, executor, around)
+
+    @property
+    def outstanding(self) -> int:
+        """Requests whose output has not come yet."""
+        return len(self._open)
+
+    def describe(self) -> Iterator[str]:
+        """The effective settings in lines to print, with the arithmetic behind the KV cache."""
+        yield from self.sizing.lines(self.config)
+        s = self.settings
+        yield f"scheduler: {s.seats} sequences at a time, {s.batching} batching, admission {s.admission}"
+        yield f"steps: at most {s.step_tokens} tokens, prompts cut by {s.chunking}; context {s.context_tokens}"
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        stream: bool = False,
+    ) -> str:
+        """Takes on a request of these prompt tokens; returns its id.
+
+        With `stream` its text comes in `Delta`s as well. Raises `InvalidParameterError` for what cannot be served: a
+        prompt that is empty or not of this vocabulary, or with its answer longer than context or cache, an id in use.
+        """
+        self._check_prompt(prompt)
+        self._check_params(params)
+        id_ = self._new_id() if id is None else id
+        if id_ in self._open:
+            raise InvalidParameterError(f"id is {id_!r}, which an unfinished request has", "id")
+        request = Request(
+            id=id_,
+            prompt_tokens=len(prompt),
+            max_tokens=params.answer_limit(len(prompt), self.sizing.context_tokens),
+            hashes=prompt_hashes(self._root, prompt) if self.config.enable_prefix_caching else (),
+            priority=priority,
+            choices=params.n,
+        )
+        try:
+            self.scheduler.check_fits(request)
+        except NeverFitsError as error:
+            raise ContextLengthError(str(error)) from None
+        self._open.add(id_)
+        self._surroundings.submit(Submission(request, prompt, params.seeded(), stream))
+        return id_
+
+    def abort(self, id: str) -> None:
+        """Ends a request early; its output comes with what it has. Nothing happens if it has ended."""
+        if id in self._open:
+            self._surroundings.ask(Abort(id))
+
+    def abort_all(self) -> None:
+        """Ends every request, after the step under way; their outputs are dropped."""
+        for id_ in self._open:
+            self._surroundings.ask(Abort(id_))
+        while self._open:
+            self.turn()
+
+    def turn(self) -> list[Event]:
+        """Serves one step and returns what came of the steps before; nothing outstanding, nothing happens."""
+        self._loop.turn()
+        collector = self._surroundings.collector
+        events, collector.events = collector.events, []
+        self._open.difference_update(event.id for event in events if isinstance(event, RequestOutput))
+        return events
+
+    def close(self) -> None:
+        """Ends the thread beside and the recording. The engine cannot be used any more."""
+        self._executor.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _new_id(self) -> str:
+        self._ids += 1
+        return f"request-{self._ids}"
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        tokens = self._vocabulary.tokens
+        if len(prompt) == 0:
+            raise InvalidParameterError("the prompt is empty; it needs at least one token", "prompt")
+        for id_ in (min(prompt), max(prompt)):
+            if not 0 <= id_ < tokens:
+                allowed = f"the vocabulary is 0 to {tokens - 1}"
+                raise InvalidParameterError(f"the prompt has token {id_}; {allowed}", "prompt")
+
+    def _check_params(self, params: SamplingParams) -> None:
+        params.check_vocabulary(self._vocabulary.tokens)
+        if self.config.skip_tokenizer_init and params.stop_strings:
+            raise InvalidParameterError("stop needs text, and skip_tokenizer_init leaves the tokenizer out", "stop")
+
+    def _answer(self, submission: Submission, choice: int) -> Answer:
+        request = submission.request
+        hashes = request.hashes if self.config.enable_prefix_caching else None
+        return Answer(
+            submission.prompt, submission.params, choice, request.max_tokens, self._vocabulary, hashes, self._root
+        )

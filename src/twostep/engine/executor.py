@@ -1,0 +1,168 @@
+"""Computes the scheduler's steps with the kernels: arrays, forward, samples, and what that means for each answer."""
+
+from collections.abc import Iterator
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostep.core.plan import Chunk, Outcome, Step, StepResult
+from twostep.core.request import FinishReason
+from twostep.engine.answer import Answer
+from twostep.engine.rows import BlockTables, StandingRows
+from twostep.engine.worker import Worker
+from twostep.errors import SamplingError
+from twostep.kernels.sampling import Sampled, Sampler
+from twostep.kernels.step import Executor, StepArrays, StepCancelledError
+
+Choice = Sampled | SamplingError
+
+
+class Computed(NamedTuple):
+    """What the kernels gave for a step. `choices`: one for each sampled sequence, in the order of `Work.sampled`."""
+
+    elapsed_ns: int
+    choices: list[Choice]
+    failed: BaseException | None = None
+
+
+class Work(NamedTuple):
+    """A step made ready for the kernels. The last of `sampled` are forks: their rows are those of `fork_rows`."""
+
+    step: Step
+    arrays: StepArrays
+    sampled: list[int]
+    answers: list[Answer]
+    """Of `sampled`; kept here, since one that is aborted meanwhile is dropped."""
+    fork_rows: list[int]
+
+
+class Given(NamedTuple):
+    """A token that a step gave to a sequence, or why it gave none."""
+
+    number: int
+    choice: Choice
+
+
+
+
+class KernelExecutor:
+    """A `StepExecutor` over real kernels. Steps are computed beside the caller if `overlap`, else within `finish`."""
+
+    def __init__(self, kernels: Executor, sampler: Sampler, seats: int, blocks: int, *, overlap: bool) -> None:
+        """`blocks`: of the longest sequence."""
+        self.answers: dict[int, Answer] = {}
+        self.given: list[Given] = []
+        """Tokens of the step that finished last."""
+        self._kernels, self._sampler = kernels, sampler
+        self._tables = BlockTables(seats, blocks)
+        self._rows = StandingRows(seats)
+        self._work: Work | None = None
+        self._worker = Worker(self._compute, overlap=overlap)
+
+    def add(self, number: int, answer: Answer) -> None:
+        """The tokens of a sequence that may be planned from now on."""
+        self.answers[number] = answer
+
+    def drop(self, number: int) -> None:
+        """The sequence has ended."""
+        del self.answers[number]
+        self._tables.drop(number)
+
+    def close(self) -> None:
+        """Ends the thread beside the caller, after its step."""
+        self._worker.close()
+
+    # --- a step begins --------------------------------------------------------------------------------------------
+
+    def start(self, step: Step) -> None:
+        """See `StepExecutor.start`."""
+        for number in step.left:
+            self._rows.leave(number)
+        for preemption in step.plan.preemptions:
+            self._tables.drop(preemption.number)
+        for granted in step.granted:
+            self._tables.grant(granted)
+        for number, position in step.joined:
+            token = self.answers[number].tokens[position]
+            self._rows.join(number, token, position, self._tables.start(number))
+        self._work = self._made_ready(step)
+        self._worker.start(self._work)
+
+    def _made_ready(self, step: Step) -> Work:
+        chunks = step.plan.chunks
+        arrays = self._rows.step(self._tables.flat, (self._piece(chunk) for chunk in chunks))
+        sampled = [*self._rows.numbers, *(chunk.number for chunk in chunks if chunk.samples)]
+        forks = [(fork, sampled.index(chunk.number)) for chunk in chunks for fork in chunk.forks]
+        sampled += [fork for fork, _ in forks]
+        return Work(step, arrays, sampled, [self.answers[number] for number in sampled], [row for _, row in forks])
+
+    def _piece(self, chunk: Chunk) -> tuple[NDArray[np.int32], int, int, bool]:
+        tokens = self.answers[chunk.number].tokens[chunk.start : chunk.start + chunk.tokens]
+        return tokens, chunk.start, self._tables.start(chunk.number), chunk.samples
+
+    # --- beside the caller ----------------------------------------------------------------------------------------
+
+    def _compute(self, work: Work) -> Computed:
+        """Forward, copies, samples. Reads answers, changes none: the caller does that in `finish`."""
+        started = perf_counter_ns()
+        try:
+            choices = self._forward(work)
+        except (MemoryError, StepCancelledError) as error:
+            return Computed(perf_counter_ns() - started, [], error)
+        return Computed(perf_counter_ns() - started, choices)
+
+    def _forward(self, work: Work) -> list[Choice]:
+        if not len(work.arrays.tokens):
+            return []
+        logits = self._kernels.forward_arrays(work.arrays)
+        for copied in work.step.copied:
+            self._kernels.copy_block(copied.source, copied.target)
+        rows = [answer.row() for answer in work.answers]
+        own = len(rows) - len(work.fork_rows)
+        choices = self._sampler.sample(logits, rows[:own])
+        if work.fork_rows:
+            choices += self._sampler.sample(np.ascontiguousarray(logits[work.fork_rows]), rows[own:])
+        return choices
+
+    # --- a step ends ----------------------------------------------------------------------------------------------
+
+    def finish(self) -> StepResult:
+        """See `StepExecutor.finish`. Running out of memory blames the widest slice; all others go on."""
+        work = self._work
+        assert work is not None, "no step was started"
+        computed = self._worker.result()
+        self._work = None
+        if computed.failed is not None:
+            self.given = []
+            return StepResult(computed.elapsed_ns, dict(_blamed(work, computed.failed)), failed=True)
+        self.given = [Given(*pair) for pair in zip(work.sampled, computed.choices, strict=True)]
+        outcomes: dict[int, Outcome] = {}
+        hashes: dict[int, tuple[bytes, ...]] = {}
+        for number, choice in self.given:
+            self._take(number, choice, outcomes, hashes)
+        standing = len(self._rows.numbers)
+        self._rows.advance([getattr(choice, "token", 0) for choice in computed.choices[:standing]])
+        return StepResult(computed.elapsed_ns, outcomes, hashes)
+
+    def _take(
+        self, number: int, choice: Choice, outcomes: dict[int, Outcome], hashes: dict[int, tuple[bytes, ...]]
+    ) -> None:
+        answer = self.answers.get(number)
+        if answer is None:
+            return
+        if isinstance(choice, SamplingError):
+            outcomes[number] = Outcome(finished=FinishReason.FAILED)
+            return
+        if answer.append(choice.token):
+            outcomes[number] = Outcome(finished=FinishReason.STOP)
+        if new := answer.new_hashes():
+            hashes[number] = new
+
+
+def _blamed(work: Work, error: BaseException) -> Iterator[tuple[int, Outcome]]:
+    """Who cannot go on after a failed step: nobody if it was cancelled, else whoever made it wide."""
+    if isinstance(error, MemoryError):
+        widest = max(work.step.plan.chunks, key=lambda chunk: chunk.tokens, default=None)
+        yield (widest.number if widest else work.sampled[-1]), Outcome(finished=FinishReason.FAILED)

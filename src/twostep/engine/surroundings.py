@@ -1,0 +1,85 @@
+"""What the loop knows of the world: the clock, who asks, and whom to tell."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic_ns
+
+from twostep.core.loop import Command
+from twostep.core.plan import Finished, Resolved, Step, StepResult
+from twostep.core.request import Request
+from twostep.engine.answer import Answer
+from twostep.engine.collector import Collector, StepEnd
+from twostep.engine.executor import KernelExecutor
+from twostep.engine.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request with what the scheduler need not know of it. `params` have a seed."""
+
+    request: Request
+    prompt: Sequence[int]
+    params: SamplingParams
+    streams: bool
+
+
+class EngineSurroundings:
+    """Implements `core.loop.Surroundings` in one process. The inbox may be filled from other threads."""
+
+    def __init__(
+        self, executor: KernelExecutor, collector: Collector, answer: Callable[[Submission, int], Answer]
+    ) -> None:
+        """`answer` makes the executor's side of one choice of a submission."""
+        self.collector = collector
+        self._executor, self._answer = executor, answer
+        self._inbox: deque[Command] = deque()
+        self._submitted: dict[str, Submission] = {}
+        self._began_ns = 0
+
+    def submit(self, submission: Submission) -> None:
+        """Puts a request into the inbox."""
+        self._submitted[submission.request.id] = submission
+        self._inbox.append(submission.request)
+
+    def ask(self, command: Command) -> None:
+        """Puts a command into the inbox."""
+        self._inbox.append(command)
+
+    # --- for the loop ---------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        return monotonic_ns()
+
+    def hear(self) -> Iterable[Command]:
+        while self._inbox:
+            yield self._inbox.popleft()
+
+    def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
+        submission = self._submitted.pop(request.id)
+        answers = {number: self._answer(submission, choice) for choice, number in enumerate(numbers)}
+        for number, answer in answers.items():
+            self._executor.add(number, answer)
+        self.collector.follow(request.id, submission.prompt, answers, now, streams=submission.streams)
+
+    def refused(self, request: Request, why: str, now: int) -> None:
+        submission = self._submitted.pop(request.id)
+        self.collector.refused(request.id, submission.prompt, why, now)
+
+    def began(self, step: Step, now: int) -> None:
+        self._began_ns = now
+
+    def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
+        self._drop(resolved.finished)
+        self.collector.note(StepEnd(step, self._executor.given, resolved, self._began_ns, now))
+
+    def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
+        self._drop(finished)
+        self.collector.note_aborted(finished, now)
+
+    def catch_up(self) -> None:
+        self.collector.catch_up()
+
+    def _drop(self, finished: Iterable[Finished]) -> None:
+        for number, _, _ in finished:
+            self._executor.drop(number)
