@@ -43,6 +43,7 @@ class KvCache:
     def __init__(self, groups: Sequence[BlockGroup], ahead_tokens: int) -> None:
         self.groups = tuple(groups)
         self.pools = tuple(BlockPool(group.blocks) for group in groups)
+        self.windowed = any(group.window is not None for group in groups)
         self._ahead = ahead_tokens
 
     @property
@@ -95,7 +96,7 @@ class KvCache:
 
     def capacity(self, seq: Seq) -> int:
         """Positions that have their place."""
-        return min(len(table) for table in seq.tables) * BLOCK_TOKENS
+        return len(min(seq.tables, key=len)) * BLOCK_TOKENS
 
     # --- changes --------------------------------------------------------------------------------------------------
 
@@ -122,9 +123,8 @@ class KvCache:
         """Gives `seq` room for `more` positions after the first `computed`; lets go what its windows have passed."""
         blocks = blocks_for(computed + more)
         for g, table in enumerate(seq.tables):
-            for i in self._passed(seq, g, computed):
-                self.pools[g].release([table[i]])
-                table[i] = None
+            if self.windowed:
+                self._let_go_passed(seq, g, computed)
             if blocks > (first := len(table)):
                 yield Granted(seq.number, g, first, self._grow(seq, g, blocks))
 
@@ -160,12 +160,18 @@ class KvCache:
         seq.tables = ()
         seq.published = 0
 
+    def _let_go_passed(self, seq: Seq, g: int, computed: int) -> None:
+        for i in self._passed(seq, g, computed):
+            self.pools[g].release([seq.tables[g][i]])
+            seq.tables[g][i] = None
+
     # --- windows --------------------------------------------------------------------------------------------------
 
     def _grow(self, seq: Seq, g: int, blocks: int) -> tuple[int, ...]:
-        taken = tuple(self.pools[g].take() for _ in range(blocks - len(seq.tables[g])))
-        seq.tables[g].extend(taken)
-        return taken
+        table, take = seq.tables[g], self.pools[g].take
+        taken = [take() for _ in range(blocks - len(table))]
+        table.extend(taken)
+        return tuple(taken)
 
     def _horizon(self, group: BlockGroup, cached: int, tokens: int) -> int:
         """Positions with a place when a sequence enters: all, or with a window only as far as the next steps go."""

@@ -94,6 +94,9 @@ class Planner:
         """Each standing sequence whose next token begins a block needs that block; who came first gets it first."""
         cache, standing = self._s.cache, self._s.standing
         needing = [seq for seq in standing.starting_a_block() if cache.capacity(seq) <= standing.computed(seq)]
+        if not cache.windowed and len(needing) <= min(self._free):
+            self._take((len(needing),) * len(self._free))
+            return
         for seq in sorted(needing, key=_rank):
             if seq.number not in self._preempted:
                 self._make_room(seq, cache.needs(seq, standing.computed(seq), 1))
@@ -206,14 +209,16 @@ class Planner:
 
     def _widen(self, part: _Part, more: Grant) -> None:
         """Adds `more` to the part and to the step, if there are blocks for it; a newcomer takes its seat."""
-        start, granted = part.start + part.grant.tokens, part.grant.tokens + more.tokens
+        granted = part.grant.tokens + more.tokens
         if more.tokens == 0 or not self._takes_blocks(part, granted):
             return
         if part.enters and not part.grant.tokens:
             self._seats -= 1
             self._parts.append(part)
+        if part.grant.tokens:
+            self._load = self._load.without_slice(part.start, part.grant.tokens, 0)
         part.grant = Grant(granted, more.reason if granted < part.remaining else WHOLE)
-        self._load = self._load.with_slice(start, more.tokens, part.left == 0)
+        self._load = self._load.with_slice(part.start, granted, part.left == 0)
         if part.left == 0:
             part.forks = tuple(self._forks(part.seq))
 
