@@ -32,3 +32,7 @@ class MemoryPlanError(TwostepError):
 
 class SamplingError(TwostepError):
     """No token can be chosen for one row: says whether logits, mask, penalties or a token id forbid it."""
+
+
+class RecordingError(TwostepError):
+    """A recording that cannot be read or carried out: names the file, the line and the field."""

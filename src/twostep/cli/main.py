@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from twostep.cli import generate, inspect, models, pull
+from twostep.cli import generate, inspect, models, pull, replay
 from twostep.errors import TwostepError
 
-COMMANDS = (generate, models, pull, inspect)
+COMMANDS = (generate, models, pull, inspect, replay)
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 """130 and 141 are what a shell reports for a program that SIGINT or SIGPIPE ended."""

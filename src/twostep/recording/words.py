@@ -1,0 +1,50 @@
+"""A plan in words, for a person."""
+
+from collections.abc import Callable
+from typing import Any
+
+from twostep.core.plan import Admission, Chunk, Held, Plan, Preemption
+
+
+def plan_words(plan: Plan) -> str:
+    """One line: "step 7: 3 decode; 9: 48 tokens from 32 (token budget of 64 a step); predicted 38.9 ms"."""
+    lists = (plan.preemptions, plan.admissions, plan.chunks, plan.held)
+    parts = [f"{plan.decoding} decode"] if plan.decoding else []
+    parts += [item_words(item) for items in lists for item in items]
+    if plan.predicted_ns is not None:
+        parts.append(f"predicted {plan.predicted_ns / 1e6:.1f} ms")
+    return f"step {plan.step}: {'; '.join(parts)}"
+
+
+def item_words(item: Preemption | Admission | Chunk | Held) -> str:
+    """One clause that begins with the number of the sequence."""
+    words: Callable[[Any], str] = _WORDS[type(item)]
+    return f"{item.number} {words(item)}"
+
+
+def _preemption(item: Preemption) -> str:
+    return f"is preempted, {item.lost} tokens lost ({item.reason.words()})"
+
+
+def _admission(item: Admission) -> str:
+    arrived = f", {item.arrived} tokens arrived with their KV" if item.arrived else ""
+    return f"joins with {item.known} tokens, {item.cached} blocks of them cached{arrived}"
+
+
+def _chunk(item: Chunk) -> str:
+    drafts = f", the last {item.drafts} drafted" if item.drafts else ""
+    forks = f", also for {', '.join(map(str, item.forks))}" if item.forks else ""
+    samples = ", then samples" if item.samples else ""
+    return f"computes {item.tokens} from {item.start}{drafts}{samples}{forks} ({item.reason.words()})"
+
+
+def _held(item: Held) -> str:
+    return f"has to wait ({item.reason.words()})"
+
+
+_WORDS: dict[type, Callable[[Any], str]] = {
+    Preemption: _preemption,
+    Admission: _admission,
+    Chunk: _chunk,
+    Held: _held,
+}

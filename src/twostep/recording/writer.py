@@ -1,0 +1,129 @@
+"""Writes a recording while the loop runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+from twostep.core.loop import Command, Surroundings
+from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
+from twostep.core.request import Request
+from twostep.errors import RecordingError
+from twostep.recording.codec import encode_command, encode_plan, encode_result, to_bytes
+from twostep.recording.header import encode_header, new_header
+from twostep.settings import Settings
+
+
+class Recorder:
+    """A new file at `path`; `about` names the run: model, machine.
+
+    A line a turn, handed to the operating system at once: whenever the process dies, what it wrote can be read.
+    Raises `RecordingError` if the file exists, `OSError` if it cannot be written.
+    """
+
+    def __init__(self, path: Path, settings: Settings, about: Mapping[str, str]) -> None:
+        try:
+            self._file = path.open("xb")
+        except FileExistsError as error:
+            raise RecordingError(f"{path} exists; a recording never takes the place of a file") from error
+        self._last_ns = 0
+        self._write(encode_header(new_header(settings, about)))
+
+    def turn(self, times_ns: Sequence[int], before: Sequence[Command]) -> None:
+        """One that heard something but served no step."""
+        self._write([self._differences(times_ns), [*map(encode_command, before)]])
+
+    def step(
+        self,
+        times_ns: Sequence[int],
+        before: Sequence[Command],
+        during: Sequence[Command],
+        result: StepResult,
+        plan: Plan,
+    ) -> None:
+        """A turn that served a step."""
+        heard = [*map(encode_command, before)], [*map(encode_command, during)]
+        self._write([self._differences(times_ns), *heard, encode_result(result), encode_plan(plan)])
+
+    def _differences(self, times_ns: Sequence[int]) -> list[int]:
+        differences = [after - before for before, after in pairwise((self._last_ns, *times_ns))]
+        self._last_ns = times_ns[-1]
+        return differences
+
+    def _write(self, value: object) -> None:
+        self._file.write(to_bytes(value) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class RecordedSurroundings:
+    """Surroundings of a loop, passed through; the recorder gets what the loop was told and what it decided.
+
+    Turns that heard nothing and served no step leave no trace: they change nothing. A turn that an exception ended
+    early and that was taken up again is recorded as one that was not disturbed.
+    """
+
+    def __init__(self, around: Surroundings, recorder: Recorder) -> None:
+        self._around, self._recorder = around, recorder
+        self._times_ns: list[int] = []
+        self._settled = 1
+        """How many of the times are past: of the loop's first plan, of commands, of the step's begin. Those after them
+        are of plans that may be made anew."""
+        self._before: list[Command] = []
+        self._during: list[Command] = []
+        self._computing = False
+
+    def now(self) -> int:
+        now = self._around.now()
+        self._times_ns.append(now)
+        return now
+
+    def hear(self) -> Iterator[Command]:
+        """The loop hears before it decides a step, and again while that is computed."""
+        del self._times_ns[self._settled :]
+        heard = self._during if self._computing else self._before
+        for command in self._around.hear():
+            heard.append(command)
+            yield command
+            self._settled = len(self._times_ns)
+
+    def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
+        self._around.added(request, numbers, now)
+
+    def refused(self, request: Request, why: str, now: int) -> None:
+        self._around.refused(request, why, now)
+
+    def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
+        self._around.aborted(finished, now)
+
+    def began(self, step: Step, now: int) -> None:
+        self._computing = True
+        self._settled = len(self._times_ns)
+        self._around.began(step, now)
+
+    def catch_up(self) -> None:
+        """Without a step being computed it is the end of a turn that served none."""
+        if self._before and not self._computing:
+            self._recorder.turn(self._times_ns, self._before)
+            self._begin_turn()
+        self._around.catch_up()
+
+    def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
+        self._recorder.step(self._times_ns, self._before, self._during, result, step.plan)
+        self._begin_turn()
+        self._around.ended(step, result, resolved, now)
+
+    def _begin_turn(self) -> None:
+        self._times_ns.clear()
+        self._before.clear()
+        self._during.clear()
+        self._settled = 0
+        self._computing = False

@@ -1,0 +1,200 @@
+"""Repeats a recorded run: the same loop is told the same, and has to decide the same, byte for byte."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import NoReturn
+
+from twostep.core.loop import Command, EngineLoop
+from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
+from twostep.core.request import Request
+from twostep.core.scheduler import Counters, Scheduler
+from twostep.errors import RecordingError
+from twostep.recording.codec import encode_plan, to_bytes
+from twostep.recording.reader import Recording, Turn
+from twostep.recording.words import item_words, plan_words
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first plan that is not the recorded one. `recorded` and `replayed` are the `field` of each, in words."""
+
+    line: int
+    step: int
+    field: str
+    recorded: str
+    replayed: str
+
+    def words(self) -> str:
+        return f"step {self.step}, {self.field}: recorded {self.recorded}; replayed {self.replayed}"
+
+
+@dataclass
+class Replay:
+    """What came of a replay. Of the `steps` recorded, the first `same` were planned again, byte for byte."""
+
+    steps: int = 0
+    same: int = 0
+    difference: Difference | None = None
+    requests: int = 0
+    """Those that were queued."""
+    refused: int = 0
+    prompt_tokens: int = 0
+    """Of the requests that were queued."""
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    started_ns: int | None = None
+    ended_ns: int = 0
+    counters: Counters = field(default_factory=Counters)
+    prediction_errors: "array[float]" = field(default_factory=lambda: array("d"))
+    """|predicted - measured| / measured of each step that was predicted; a prediction includes its margin."""
+
+    @property
+    def virtual_s(self) -> float:
+        """From the first to the last time that was recorded."""
+        return (self.ended_ns - (self.started_ns or 0)) / 1e9
+
+
+def replay(recording: Recording, watch: Callable[[Turn], None] = lambda turn: None) -> Replay:
+    """Replays until the first difference, if there is one; `watch` gets each turn that went as recorded.
+
+    Raises `RecordingError` that names the line where the file is damaged, or asks for what cannot be.
+    """
+    seen = Replay()
+    tape = _Tape(seen)
+    turns = recording.turns()
+    loop = None
+    for turn in turns:
+        with recording.naming(turn.line):
+            tape.put(turn)
+            loop = loop or _loop(recording, tape)
+            _repeat(loop, tape)
+        if seen.difference:
+            break
+        watch(turn)
+    seen.steps += sum(turn.step is not None for turn in turns)
+    return seen
+
+
+def _loop(recording: Recording, tape: "_Tape") -> EngineLoop:
+    try:
+        scheduler = Scheduler(recording.header.settings.config())
+    except ValueError as error:
+        raise RecordingError(f"its settings, in line 1: {error}") from error
+    tape.seen.counters = scheduler.counters
+    return EngineLoop(scheduler, tape, tape)
+
+
+def _repeat(loop: EngineLoop, tape: "_Tape") -> None:
+    """One turn. What makes the scheduler fail is the file's fault: a run that failed so was not recorded."""
+    try:
+        served = loop.turn()
+    except _DiffersError:
+        return
+    except (AssertionError, LookupError, ValueError) as error:
+        raise RecordingError(f"it cannot have been like that: {error or type(error).__name__}") from error
+    tape.end(served)
+
+
+class _DiffersError(Exception):
+    """Ends the replay: what was recorded is no answer to another plan."""
+
+
+class _Tape:
+    """Surroundings and executor of the loop: both say what was recorded in the turn under way."""
+
+    def __init__(self, seen: Replay) -> None:
+        self.seen = seen
+        self._times_ns: Iterator[int] = iter(())
+        self._heard: Iterator[Sequence[Command]] = iter(())
+
+    def put(self, turn: Turn) -> None:
+        """The next turn."""
+        self._turn = turn
+        self._times_ns, self._heard = iter(turn.times_ns), iter((turn.before, turn.during))
+        if self.seen.started_ns is None:
+            self.seen.started_ns = turn.times_ns[0]
+        self.seen.ended_ns = turn.times_ns[-1]
+        self.seen.steps += turn.step is not None
+
+    def end(self, served: bool) -> None:
+        """The loop's turn is over, and `served` a step, or had none to serve."""
+        step = self._turn.step
+        if step and not served:
+            self.seen.difference = Difference(self._turn.line, step.plan.step, "plan", plan_words(step.plan), "nothing")
+        elif next(self._times_ns, None) is not None:
+            raise RecordingError("times: more of them than the loop asks for")
+
+    # --- executor -------------------------------------------------------------------------------------------------
+
+    def start(self, step: Step) -> None:
+        recorded = self._turn.step
+        if recorded is None:
+            self._differ(Difference(self._turn.line, step.plan.step, "plan", "nothing", plan_words(step.plan)))
+        if to_bytes(encode_plan(recorded.plan)) != to_bytes(encode_plan(step.plan)):
+            self._differ(_difference(self._turn.line, recorded.plan, step.plan))
+        self.seen.same += 1
+
+    def finish(self) -> StepResult:
+        assert self._turn.step is not None, "`start` goes first"
+        return self._turn.step.result
+
+    def _differ(self, difference: Difference) -> NoReturn:
+        self.seen.difference = difference
+        raise _DiffersError
+
+    # --- surroundings ---------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        now = next(self._times_ns, None)
+        if now is None:
+            raise RecordingError("times: fewer of them than the loop asks for")
+        return now
+
+    def hear(self) -> Iterable[Command]:
+        return next(self._heard)
+
+    def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
+        self.seen.requests += 1
+        self.seen.prompt_tokens += request.prompt_tokens
+
+    def refused(self, request: Request, why: str, now: int) -> None:
+        self.seen.refused += 1
+
+    def began(self, step: Step, now: int) -> None:
+        pass
+
+    def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
+        plan = step.plan
+        if result.failed:
+            return
+        self.seen.computed_tokens += plan.shape.tokens
+        self.seen.output_tokens += _sampled(plan, result)
+        if plan.predicted_ns is not None and result.step_ns:
+            self.seen.prediction_errors.append(abs(plan.predicted_ns - result.step_ns) / result.step_ns)
+
+    def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
+        pass
+
+    def catch_up(self) -> None:
+        pass
+
+
+def _sampled(plan: Plan, result: StepResult) -> int:
+    """Output tokens: one a slice that samples, and the drafts that were accepted."""
+    slices = plan.decoding + sum(1 + len(chunk.forks) for chunk in plan.chunks if chunk.samples)
+    return slices + sum(outcome.tokens - 1 for outcome in result.outcomes.values())
+
+
+def _difference(line: int, recorded: Plan, replayed: Plan) -> Difference:
+    """The first field that is not the same; `changes`, which says least, comes last."""
+    names = sorted((item.name for item in fields(Plan)), key=lambda name: name == "changes")
+    name = next(name for name in names if getattr(recorded, name) != getattr(replayed, name))
+    words = [_field_words(getattr(plan, name)) for plan in (recorded, replayed)]
+    return Difference(line, recorded.step, name, *words)
+
+
+def _field_words(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(item_words, value)) or "none"
+    return str(value)
