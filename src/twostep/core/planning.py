@@ -3,8 +3,9 @@
 1. Every standing sequence decodes one token, and every one with drafts verifies them. Where blocks are lacking for
    that, the latest sequence is preempted.
 2. Prompts in prefill get their least shares in turn, whatever the budget.
-3. What is left of the budget goes to whoever is nearest to its first token: prompts in prefill, and waiting ones that
-   find a seat and blocks, in the order of admission. Nobody joins in a step that preempted.
+3. What is left of the budget goes to whoever is nearest to its first token, the more urgent before: prompts in
+   prefill, and waiting ones that find a seat and blocks, in the order of admission. Nobody joins in a step that
+   preempted.
 """
 
 from collections.abc import Iterator
@@ -252,16 +253,19 @@ class Planner:
 
         Those that wait for a prefix are passed, but by few. A newcomer that gets nothing in the end is not admitted.
         """
-        passed: list[Sequence] = []
+        passed: dict[int, Sequence] = {}
         self._open = self._may_join()
         for seq in self._s.waiting:
+            if not all(may_pass(seq, earliest) for earliest in passed.values()):
+                return
             cached = self._cached(seq)
             reason = self._closed() or self._shares_prefix(seq, cached) or self._lacks(seq, cached)
             if reason is not None:
                 self._held.append(Held(seq.number, reason))
             if reason is not None and reason.why is Why.SHARES_PREFIX:
-                passed.append(seq)
-            elif reason is not None or not all(may_pass(seq, earlier) for earlier in passed):
+                earliest = passed.get(seq.request.priority, seq)
+                passed[seq.request.priority] = min(earliest, seq, key=_number)
+            elif reason is not None:
                 return
             else:
                 computed = max(cached * BLOCK_TOKENS, seq.arrived)
@@ -324,7 +328,9 @@ class Planner:
 
 
 _rank = attrgetter("rank")
+_number = attrgetter("number")
 
 
-def _nearest(part: _Part) -> tuple[int, int]:
-    return part.left, part.seq.number
+def _nearest(part: _Part) -> tuple[int, int, int]:
+    """The most urgent first, then whoever is nearest to its first token."""
+    return part.seq.request.priority, part.left, part.seq.number
