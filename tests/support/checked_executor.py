@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from twostep.core.hashing import block_hash, root_hash
 from twostep.core.kv_cache import BlockGroup
-from twostep.core.plan import Outcome, Step, StepResult
+from twostep.core.plan import Outcome, Plan, Step, StepResult
 from twostep.core.request import BLOCK_TOKENS, FinishReason
 from twostep.core.step_time import StepShape
 
@@ -33,6 +33,15 @@ def longer(prefix: Prefix, token: int) -> Prefix:
     return blake2b(token.to_bytes(4, "little"), digest_size=8, key=prefix[:8]).digest()
 
 
+def answer_alone(prompt: Sequence[int], choice: int, max_tokens: int, *, stops: bool = True) -> list[int]:
+    """What a request answers when nobody else is there: the chain of next tokens, without any cache or schedule."""
+    prefix, answer = prefixes_of(prompt)[-1], list[int]()
+    while len(answer) < max_tokens and not (stops and answer and answer[-1] < STOP_BELOW):
+        answer.append(next_token(prefix, choice))
+        prefix = longer(prefix, answer[-1])
+    return answer
+
+
 def step_ns_of(shape: StepShape) -> int:
     return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.sampled
 
@@ -51,6 +60,8 @@ class CheckedExecutor:
     ) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.choice: dict[int, int] = {}
+        self.sampled: dict[int, int] = {}
+        """Tokens that the last step gave, by sequence."""
         self.failing: set[int] = set()
         self.fail_step = False
         self._groups, self._stops, self._hashing, self._drafts, self._time_of = groups, stops, hashing, drafts, time_of
@@ -86,37 +97,53 @@ class CheckedExecutor:
         return result
 
     def _receive(self, number: int, start: int, end: int) -> None:
-        """KV from elsewhere: what another would have computed."""
+        """KV from elsewhere: what another would have computed, from the first block that the next token sees."""
         prefixes = self._prefixes[number]
-        for position in range(start, end):
-            for group in range(len(self._groups)):
+        for group, spec in enumerate(self._groups):
+            first = 0 if spec.window is None else max(0, end - spec.window + 1)
+            for position in range(max(start, first // BLOCK_TOKENS * BLOCK_TOKENS), end):
                 self._write(number, group, position, prefixes[position + 1])
 
     def _compute(self, step: Step) -> StepResult:
         outcomes: dict[int, Outcome] = {}
         hashes: dict[int, tuple[bytes, ...]] = {}
+        self.sampled = {}
+        assert step.plan.shape == self._shape(step.plan), "the plan's shape is not what it computes"
         if self.fail_step:
-            self.fail_step = False
-            blamed = {number: Outcome(finished=FinishReason.FAILED) for number in self.failing}
-            return StepResult(1, blamed, {}, failed=True)
-        tokens = 0
+            return self._fail(step.plan)
         for number, position in self._standing.items():
             self._run(number, position, 1)
-            tokens += 1
             self._sample(number, outcomes)
             self._standing[number] = position + 1
         for chunk in step.plan.chunks:
             guessed = self._run(chunk.number, chunk.start, chunk.tokens, chunk.drafts)
-            tokens += chunk.tokens
             for number in (chunk.number, *chunk.forks) if chunk.samples else ():
                 self._sample(number, outcomes, guessed)
-        assert tokens == step.plan.shape.tokens, "the plan's shape is not what it computes"
         for copied in step.copied:
             self._copy(*copied)
         for number in (*self._standing, *(n for chunk in step.plan.chunks for n in (chunk.number, *chunk.forks))):
             if new := self._new_hashes(number):
                 hashes[number] = new
         return StepResult(self._time_of(step.plan.shape), outcomes, hashes)
+
+    def _shape(self, plan: Plan) -> StepShape:
+        shape = StepShape()
+        for position in self._standing.values():
+            shape = shape.with_slice(position, 1, 1)
+        for chunk in plan.chunks:
+            shape = shape.with_slice(chunk.start, chunk.tokens, 1 + chunk.drafts if chunk.samples else 0)
+        return shape
+
+    def _fail(self, plan: Plan) -> StepResult:
+        """Nobody knows what a failed step wrote: all that it might have is spoilt."""
+        self.fail_step = False
+        slices = [*((n, start, 1) for n, start in self._standing.items()), *(chunk[:3] for chunk in plan.chunks)]
+        for number, start, count in slices:
+            for position in range(start, start + count):
+                for group in range(len(self._groups)):
+                    self._write(number, group, position, b"spoilt")
+        blamed = {number: Outcome(finished=FinishReason.FAILED) for number in self.failing}
+        return StepResult(1, blamed, {}, failed=True)
 
     def _run(self, number: int, start: int, count: int, drafts: int = 0) -> list[int]:
         """Writes and checks `count` positions; returns the guesses among them."""
@@ -149,6 +176,7 @@ class CheckedExecutor:
             if finished or new[-1] != guess:
                 break
         tokens.extend(new)
+        self.sampled[number] = len(new)
         drafts = self._drafts(number, len(tokens))
         if finished or len(new) > 1 or drafts or guessed:
             outcomes[number] = Outcome(len(new), finished, drafts)

@@ -1,0 +1,95 @@
+"""What every plan keeps to, whatever the policies: asked of a plan before it is carried out."""
+
+import pickle
+from itertools import takewhile
+
+from twostep.core.plan import Plan
+from twostep.core.policies import MOST_PASSES, TimeBudget, TokenBudget
+from twostep.core.reasons import Why
+from twostep.core.request import Sequence, Stage
+from twostep.core.scheduler import Scheduler
+
+
+def planned(scheduler: Scheduler, now: int) -> Plan:
+    """The next plan, made twice to see that planning changes nothing, and held against all rules."""
+    before = pickle.dumps(scheduler)
+    plan = scheduler.plan(now)
+    assert scheduler.plan(now) == plan, "the same state and time gave two plans"
+    assert pickle.dumps(scheduler) == before, "planning changed the scheduler"
+    check_plan(scheduler, plan)
+    return plan
+
+
+def check_plan(scheduler: Scheduler, plan: Plan) -> None:
+    assert hash(plan) == hash(plan)
+    _check_slices(scheduler, plan)
+    _check_budget(scheduler, plan)
+    _check_preemptions(scheduler, plan)
+    _check_admissions(scheduler, plan)
+
+
+def _check_slices(scheduler: Scheduler, plan: Plan) -> None:
+    """Every slice goes on where its sequence is, computes only known tokens, and samples just when it has caught up."""
+    gone = {preemption.number for preemption in plan.preemptions}
+    standing = {seq.number for seq in scheduler.standing.members}
+    assert plan.decoding == len(standing - gone)
+    assert len({chunk.number for chunk in plan.chunks}) == len(plan.chunks), "two slices of one sequence"
+    starts = {admission.number: max(admission.cached * 16, admission.arrived) for admission in plan.admissions}
+    for chunk in plan.chunks:
+        seq = scheduler.live[chunk.number]
+        assert chunk.number not in gone | standing
+        assert chunk.start == starts.get(chunk.number, seq.computed)
+        end = chunk.start + chunk.tokens
+        assert 0 < chunk.tokens
+        assert end <= seq.known + seq.drafts
+        assert chunk.samples == (end - chunk.drafts == seq.known), "a row is sampled just when all known is computed"
+        assert {scheduler.live[fork].stage for fork in chunk.forks} <= {Stage.ATTACHED}
+
+
+def _check_budget(scheduler: Scheduler, plan: Plan) -> None:
+    config, shape = scheduler.config, plan.shape
+    assert shape.tokens <= config.step_tokens
+    if any(chunk.drafts for chunk in plan.chunks):
+        return
+    least = sum(min(config.chunking.least_tokens, chunk.tokens) for chunk in plan.chunks)
+    if isinstance(config.chunking, TokenBudget):
+        assert shape.tokens <= max(config.chunking.budget_tokens, plan.decoding + least)
+    if isinstance(config.chunking, TimeBudget) and shape.tokens > plan.decoding + least:
+        limit = config.chunking.budget_ns if plan.decoding else config.chunking.ceiling_ns
+        assert plan.predicted_ns is not None
+        assert plan.predicted_ns <= limit
+
+
+def _check_preemptions(scheduler: Scheduler, plan: Plan) -> None:
+    """The latest go first, for those before them; nobody is admitted in such a step."""
+    assert not (plan.preemptions and plan.admissions)
+    running = [seq for seq in scheduler.live.values() if seq.stage in (Stage.STANDING, Stage.PREFILL)]
+    for preemption in plan.preemptions:
+        victim = max(running, key=lambda seq: seq.rank)
+        assert preemption.number == victim.number, "the victim is the least urgent, the latest among equals"
+        assert preemption.lost == scheduler.computed(victim)
+        running.remove(victim)
+        cause = scheduler.live[preemption.reason.numbers[0]]
+        if preemption.reason.why is Why.MORE_URGENT:
+            assert scheduler.config.priority_preempts
+            assert cause.request.priority < victim.request.priority
+        else:
+            assert preemption.reason.why is Why.OUT_OF_BLOCKS
+            assert cause.stage in (Stage.STANDING, Stage.PREFILL), "who waits takes blocks from nobody"
+            assert cause.rank <= victim.rank
+
+
+def _check_admissions(scheduler: Scheduler, plan: Plan) -> None:
+    """In the queue's order. Who is passed waits for a prefix, and is passed by few of its priority."""
+    admitted = {admission.number for admission in plan.admissions}
+    held = {held.number: held.reason.why for held in plan.held}
+    for number in admitted:
+        seq = scheduler.live[number]
+        for earlier in takewhile(lambda other: other is not seq, scheduler.waiting):
+            if earlier.number not in admitted:
+                assert held[earlier.number] is Why.SHARES_PREFIX
+                assert _few_pass(seq, earlier)
+
+
+def _few_pass(later: Sequence, earlier: Sequence) -> bool:
+    return later.request.priority != earlier.request.priority or later.number - earlier.number <= MOST_PASSES
