@@ -1,0 +1,82 @@
+"""A scheduler without kernels: every step is planned, carried out and resolved, and nothing is computed."""
+
+from itertools import count
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from twostep.core.plan import Plan, Resolved, Step, StepResult
+from twostep.core.request import BLOCK_TOKENS, Request
+from twostep.core.scheduler import Scheduler
+from twostep.core.step_time import StepShape
+from twostep.settings import Settings
+
+
+
+def step_ns(shape: StepShape) -> int:
+    """What a step is said to take: about SmolLM2 on two cores, so that a fitted model has something to learn."""
+    return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.sampled
+
+
+class Turn(NamedTuple):
+    """One step: what it was, and the time that scheduling took of it."""
+
+    plan: Plan
+    resolved: Resolved
+    plan_ns: int
+    advance_ns: int
+    resolve_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        return self.plan_ns + self.advance_ns + self.resolve_ns
+
+
+class Rig:
+    """Plays the executor, and answers as the native one does: a token for each, and the hash of each block that fills.
+
+    No two requests share a prefix. With `hashing` off no KV is kept for others.
+    """
+
+    def __init__(self, settings: Settings, *, hashing: bool = True) -> None:
+        self.scheduler = Scheduler(settings.config())
+        self._hashing = hashing
+        self._ids, self._names = count(), count()
+        self._clock_ns = 0
+        self._positions: dict[int, int] = {}
+
+    def arrive(self, prompt_tokens: int, max_tokens: int, *, arrived: bool = False) -> int:
+        """A request is queued; returns the time that took, in ns. `arrived`: all of its prompt's KV but the last token
+        comes with it, so that one step makes it decode."""
+        hashes = tuple(self._name() for _ in range(prompt_tokens // BLOCK_TOKENS)) if self._hashing else ()
+        here = prompt_tokens - 1 if arrived else 0
+        request = Request(str(next(self._ids)), prompt_tokens, max_tokens, hashes, arrived_tokens=here)
+        started = perf_counter_ns()
+        self.scheduler.add(request, self._clock_ns)
+        return perf_counter_ns() - started
+
+    def turn(self) -> Turn:
+        """One step. Its result is made ready outside the time measured."""
+        began = perf_counter_ns()
+        plan = self.scheduler.plan(self._clock_ns)
+        planned = perf_counter_ns()
+        step = self.scheduler.advance(plan)
+        advanced = perf_counter_ns()
+        result = self._result(step)
+        self._clock_ns += result.step_ns
+        ended = perf_counter_ns()
+        resolved = self.scheduler.resolve(result)
+        return Turn(plan, resolved, planned - began, advanced - planned, perf_counter_ns() - ended)
+
+    def _result(self, step: Step) -> StepResult:
+        for number in step.left:
+            del self._positions[number]
+        self._positions.update(step.joined)
+        hashes = {}
+        for number, position in self._positions.items():
+            self._positions[number] = position + 1
+            if self._hashing and (position + 1) % BLOCK_TOKENS == 0:
+                hashes[number] = (self._name(),)
+        return StepResult(step_ns(step.plan.shape), hashes=hashes)
+
+    def _name(self) -> bytes:
+        return next(self._names).to_bytes(16, "little")
