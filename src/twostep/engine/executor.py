@@ -45,8 +45,6 @@ class Given(NamedTuple):
     choice: Choice
 
 
-
-
 class KernelExecutor:
     """A `StepExecutor` over real kernels. Steps are computed beside the caller if `overlap`, else within `finish`."""
 
@@ -135,8 +133,7 @@ class KernelExecutor:
         computed = self._worker.result()
         self._work = None
         if computed.failed is not None:
-            self.given = []
-            return StepResult(computed.elapsed_ns, dict(_blamed(work, computed.failed)), failed=True)
+            return self._failed(work, computed.elapsed_ns, computed.failed)
         self.given = [Given(*pair) for pair in zip(work.sampled, computed.choices, strict=True)]
         outcomes: dict[int, Outcome] = {}
         hashes: dict[int, tuple[bytes, ...]] = {}
@@ -145,6 +142,13 @@ class KernelExecutor:
         standing = len(self._rows.numbers)
         self._rows.advance([getattr(choice, "token", 0) for choice in computed.choices[:standing]])
         return StepResult(computed.elapsed_ns, outcomes, hashes)
+
+    def _failed(self, work: Work, elapsed_ns: int, error: BaseException) -> StepResult:
+        """All who were in the step lose their seats, hence their tables too."""
+        self.given = []
+        for number in (*work.sampled, *(chunk.number for chunk in work.step.plan.chunks)):
+            self._tables.drop(number)
+        return StepResult(elapsed_ns, dict(_blamed(work, error)), failed=True)
 
     def _take(
         self, number: int, choice: Choice, outcomes: dict[int, Outcome], hashes: dict[int, tuple[bytes, ...]]
