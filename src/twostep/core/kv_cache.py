@@ -54,7 +54,7 @@ class KvCache:
 
     def most_needed(self, tokens: int) -> Counts:
         """Blocks that one sequence of `tokens` positions holds at most at one time."""
-        return tuple(blocks_for(self._reserved(group, 0, tokens)) for group in self.groups)
+        return tuple(self._reserved(group, 0, tokens) for group in self.groups)
 
     def needs(self, seq: Seq, computed: int, more: int) -> Counts:
         """Blocks to take for `more` positions after the first `computed`, less those the windows give back."""
@@ -71,14 +71,14 @@ class KvCache:
             found -= 1
         return found
 
-    def needs_to_enter(self, hashes: Sequence[bytes], cached: int, tokens: int) -> Counts:
-        """Free blocks that a sequence of `tokens` known takes when `cached` of its blocks are found here.
+    def needs_to_enter(self, hashes: Sequence[bytes], cached: int, start: int, tokens: int) -> Counts:
+        """Free blocks that a sequence of `tokens` known takes to go on at `start` when `cached` blocks are found here.
 
         A found block without users counts: once used, it is free no more. With a window those in use count as well,
         since its user may be about to let it go, and that user's plan counts on it.
         """
         return tuple(
-            blocks_for(self._reserved(group, cached, tokens))
+            self._reserved(group, start, tokens)
             - (sum(1 for name in hashes[:cached] if self._in_use(pool, name)) if group.window is None else 0)
             for group, pool in zip(self.groups, self.pools, strict=True)
         )
@@ -100,23 +100,22 @@ class KvCache:
 
     # --- changes --------------------------------------------------------------------------------------------------
 
-    def adopt(self, seq: Seq, cached: int) -> None:
-        """Gives `seq` the `cached` blocks that are found here; before anybody takes free ones, which they may be."""
-        seq.tables = tuple([] for _ in self.groups)
-        for table, group, pool in zip(seq.tables, self.groups, self.pools, strict=True):
-            seen = self._seen(group, cached)
-            table.extend([None] * seen.start)
-            for name in seq.hashes[seen.start : seen.stop]:
+    def adopt(self, seq: Seq, cached: int, start: int) -> None:
+        """Gives `seq` those of the `cached` blocks found here that it sees from `start` on; before anybody takes free
+        ones, which they may be."""
+        seq.tables = tuple([None] * _first_seen(group.window, start) for group in self.groups)
+        for table, pool in zip(seq.tables, self.pools, strict=True):
+            for name in seq.hashes[len(table) : cached]:
                 block = pool.find(name)
                 assert block is not None, "a plan counted on a block that is not there"
                 pool.share(block)
                 table.append(block)
         seq.published = cached
 
-    def enter(self, seq: Seq, cached: int, tokens: int) -> Iterator[Granted]:
+    def enter(self, seq: Seq, start: int, tokens: int) -> Iterator[Granted]:
         """After `adopt`: gives `seq` room for its `tokens` positions; yields the whole tables."""
         for g, group in enumerate(self.groups):
-            self._grow(seq, g, blocks_for(self._horizon(group, cached, tokens)))
+            self._grow(seq, g, _first_seen(group.window, start) + self._reserved(group, start, tokens))
             yield Granted(seq.number, g, 0, tuple(block or 0 for block in seq.tables[g]))
 
     def extend(self, seq: Seq, computed: int, more: int) -> Iterator[Granted]:
@@ -173,18 +172,14 @@ class KvCache:
         table.extend(taken)
         return tuple(taken)
 
-    def _horizon(self, group: BlockGroup, cached: int, tokens: int) -> int:
-        """Positions with a place when a sequence enters: all, or with a window only as far as the next steps go."""
+    def _reserved(self, group: BlockGroup, start: int, tokens: int) -> int:
+        """Blocks for a sequence of `tokens` that goes on at `start`: all, or with a window only what it has at most at
+        one time, from the first block that it sees."""
+        blocks = blocks_for(tokens)
         if group.window is None:
-            return tokens
-        return min(tokens, cached * BLOCK_TOKENS + group.window + self._ahead + BLOCK_TOKENS)
-
-    def _reserved(self, group: BlockGroup, cached: int, tokens: int) -> int:
-        return self._horizon(group, cached, tokens) - self._seen(group, cached).start * BLOCK_TOKENS
-
-    def _seen(self, group: BlockGroup, cached: int) -> range:
-        """Which of the first `cached` blocks the token after them sees."""
-        return range(_first_seen(group.window, cached * BLOCK_TOKENS), cached)
+            return blocks
+        most = blocks_for(group.window + self._ahead + BLOCK_TOKENS)
+        return min(blocks - _first_seen(group.window, start), most)
 
     def _held_by_full_groups(self, name: bytes) -> bool:
         return all(
@@ -195,7 +190,9 @@ class KvCache:
 
     def _window_held(self, g: int, hashes: Sequence[bytes], cached: int) -> bool:
         group, pool = self.groups[g], self.pools[g]
-        return group.window is None or all(pool.find(hashes[i]) is not None for i in self._seen(group, cached))
+        return group.window is None or all(
+            pool.find(name) is not None for name in hashes[_first_seen(group.window, cached * BLOCK_TOKENS) : cached]
+        )
 
     def _passed(self, seq: Seq, g: int, computed: int) -> list[int]:
         """Entries of the table that no later token sees and that are still held."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from twostep.core.kv_cache import Copied, Granted
 from twostep.core.reasons import Reason
-from twostep.core.request import FinishReason
+from twostep.core.request import BLOCK_TOKENS, FinishReason
 from twostep.core.step_time import StepShape
 
 
@@ -33,6 +33,11 @@ class Admission(NamedTuple):
     cached: int
     arrived: int
     known: int
+
+    @property
+    def start(self) -> int:
+        """The first position to compute."""
+        return max(self.cached * BLOCK_TOKENS, self.arrived)
 
 
 class Preemption(NamedTuple):

@@ -103,9 +103,11 @@ class Planner:
                 self._make_room(seq, cache.needs(seq, standing.computed(seq), 1))
 
     def _verify(self) -> None:
-        """Drafted tokens are decodes too: they go in one slice with the token before them, as many as a step holds."""
+        """Drafted tokens are decodes too: they go in one slice with the token before them, as many as a step
+        holds beside the least shares of prompts."""
         verifying = sorted((seq for seq in self._s.prefill.values() if seq.drafts), key=_rank)
-        room = self._config.step_tokens - self._load.tokens - len(verifying)
+        shares = self._config.chunking.least_tokens * MOST_IN_PREFILL
+        room = self._config.step_tokens - shares - self._load.tokens - len(verifying)
         for seq in verifying:
             drafts = min(seq.drafts, room)
             if seq.number in self._preempted:
@@ -228,7 +230,7 @@ class Planner:
         if part.enters and part.taken:
             return True
         if part.enters:
-            needs = self._s.cache.needs_to_enter(part.seq.hashes, part.enters.cached, part.seq.known)
+            needs = self._s.cache.needs_to_enter(part.seq.hashes, part.enters.cached, part.start, part.seq.known)
         else:
             needs = self._s.cache.needs(part.seq, part.start, tokens)
         further = tuple(map(sub, needs, part.taken)) if part.taken else needs
@@ -268,8 +270,8 @@ class Planner:
             elif reason is not None:
                 return
             else:
-                computed = max(cached * BLOCK_TOKENS, seq.arrived)
-                yield _Part(seq, computed, seq.known - computed, Admission(seq.number, cached, seq.arrived, seq.known))
+                enters = Admission(seq.number, cached, seq.arrived, seq.known)
+                yield _Part(seq, enters.start, seq.known - enters.start, enters)
 
     def _may_join(self) -> int:
         first = next(iter(self._s.waiting), None)
@@ -304,7 +306,7 @@ class Planner:
             shorter = seq.known - cached * BLOCK_TOKENS < min(unfinished)
             if not shorter or len(unfinished) >= MOST_IN_PREFILL:
                 return Reason(Why.MANY_IN_PREFILL, (len(unfinished),))
-        needs = self._s.cache.needs_to_enter(seq.hashes, cached, seq.known)
+        needs = self._s.cache.needs_to_enter(seq.hashes, cached, max(cached * BLOCK_TOKENS, seq.arrived), seq.known)
         kept = self._s.kept_free() if self._load.tokens else (0,) * len(needs)
         for g, (need, free, keep) in enumerate(zip(needs, self._free, kept, strict=True)):
             if need + keep > free:

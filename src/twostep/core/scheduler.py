@@ -24,7 +24,7 @@ from twostep.core.standing import Standing
 from twostep.core.waiting import WaitingQueue
 
 MOST_PRESSURE = 5
-"""Preempting steps that widen the reserve; each doubles it, each sequence that ends halves it."""
+"""Steps out of blocks that widen the reserve; each doubles it, each sequence that ends halves it."""
 
 
 class NeverFitsError(ValueError):
@@ -186,11 +186,12 @@ class Scheduler:
         self.counters.steps += 1
         self.changes += 1
         self.batch_left = plan.open - len(plan.admissions)
-        self._pressure = min(MOST_PRESSURE, self._pressure + bool(plan.preemptions))
+        out_of_blocks = any(preemption.reason.why is Why.OUT_OF_BLOCKS for preemption in plan.preemptions)
+        self._pressure = min(MOST_PRESSURE, self._pressure + out_of_blocks)
         for preemption in plan.preemptions:
             self._preempt(self.live[preemption.number], preemption)
         for admission in plan.admissions:
-            self.cache.adopt(self.live[admission.number], admission.cached)
+            self.cache.adopt(self.live[admission.number], admission.cached, admission.start)
         granted = [*self._extend_standing(), *self._admit(plan)]
         left, joined = self._changes_of_standing()
         self.standing.advance()
@@ -225,8 +226,8 @@ class Scheduler:
             self.waiting.remove(seq)
             self.prefill[seq.number] = seq
             seq.stage = Stage.PREFILL
-            yield from self.cache.enter(seq, admission.cached, seq.known)
-            seq.computed = max(admission.cached * BLOCK_TOKENS, admission.arrived)
+            yield from self.cache.enter(seq, admission.start, seq.known)
+            seq.computed = admission.start
             seq.arrived = 0
             self.counters.admitted += 1
             if seq.hashes:
