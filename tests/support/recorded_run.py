@@ -16,6 +16,8 @@ from twostep.recording.writer import RecordedSurroundings, Recorder
 from twostep.settings import Settings
 from twostep.sim.replay import Replay, replay
 
+TOKENS = range(10**9, 2**31)
+"""Ids that no count and no time in a recording comes near, but for the first time."""
 ABOUT = {"model": "checked", "machine": "none"}
 
 
@@ -34,9 +36,11 @@ class Workload:
         self.rng = rng = Random(seed)
         self.settings = _settings(rng)
         self.prompts: dict[str, list[int]] = {}
+        self.queued: dict[int, int] = {}
+        """Prompt tokens of each sequence that was queued."""
         self.step_failures = step_failures
         self.commands: list[Command] = []
-        self._shared = [rng.randrange(300, 10**6) for _ in range(400)]
+        self._shared = [rng.choice(TOKENS) for _ in range(400)]
         caching = rng.random() < 0.7
         for i in range(rng.randrange(4, 24)):
             self.commands.append(self._request(f"r{i}", caching))
@@ -54,7 +58,7 @@ class Workload:
         rng = self.rng
         tokens = rng.choice([1, 5, 16, 17, 33, 100, 300])
         shared = rng.choice([0, rng.randrange(tokens + 1)])
-        prompt = self._shared[:shared] + [rng.randrange(300, 10**6) for _ in range(tokens - shared)]
+        prompt = self._shared[:shared] + [rng.choice(TOKENS) for _ in range(tokens - shared)]
         self.prompts[name] = prompt
         return Request(
             name,
@@ -100,6 +104,7 @@ class Host:
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
         for choice, number in enumerate(numbers):
+            self._workload.queued[number] = request.prompt_tokens
             self._workload.executor.add(number, self._workload.prompts[request.id], choice, request.hashes)
 
     def refused(self, request: Request, why: str, now: int) -> None:
