@@ -36,3 +36,7 @@ class SamplingError(TwostepError):
 
 class RecordingError(TwostepError):
     """A recording that cannot be read or carried out: names the file, the line and the field."""
+
+
+class EngineDiedError(TwostepError):
+    """The engine's process ended while somebody needed it."""

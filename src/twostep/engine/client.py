@@ -1,0 +1,126 @@
+"""The owner's side of the engine's process, for asyncio: submit, follow, cancel, and know how it is."""
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import socketpair
+from threading import Thread
+from time import monotonic
+
+from twostep.engine.collector import Delta, Event
+from twostep.engine.config import EngineConfig
+from twostep.engine.messages import Cancel, Failed, FromEngine, Ping, Ready, Refused, Snapshot, Submit, ToEngine, Turned
+from twostep.engine.outputs import RequestOutput
+from twostep.engine.params import SamplingParams
+from twostep.errors import EngineDiedError
+
+
+class EngineClient:
+    """Owns the process. All methods are for the event loop that `start` ran in."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", connection: "Connection[ToEngine, FromEngine]") -> None:
+        self.snapshot: Snapshot | None = None
+        """As of the last message."""
+        self.heard_s = monotonic()
+        """When that came."""
+        self.died: EngineDiedError | None = None
+        self._process, self._connection = process, connection
+        self._open: dict[str, asyncio.Queue[Event | Exception]] = {}
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._reader = Thread(target=self._read, args=(asyncio.get_running_loop(),), name="engine-reader", daemon=True)
+
+    @classmethod
+    async def start(cls, path: Path, config: EngineConfig) -> tuple["EngineClient", Ready]:
+        """Starts the process and waits until the model is loaded. Raises what stopped it."""
+        ours, theirs = socketpair()
+        command = [sys.executable, "-m", "twostep.engine.process", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        connection: Connection[ToEngine, FromEngine] = Connection(ours.detach())
+        connection.send_bytes(pickle.dumps((path, config)))
+        client = cls(process, connection)
+        client._reader.start()
+        return client, await client._ready
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    async def follow(
+        self, id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0, stream: bool = False
+    ) -> AsyncIterator[Delta | RequestOutput]:
+        """Submits a request and yields what comes of it, the output last. Whoever leaves early cancels it.
+
+        Raises `TwostepError` if it is refused, `EngineDiedError` if the engine dies meanwhile.
+        """
+        if self.died:
+            raise self.died
+        queue = self._open[id] = asyncio.Queue()
+        try:
+            self._connection.send(Submit(id, prompt, params, priority, stream))
+            while True:
+                event = await queue.get()
+                if isinstance(event, Exception):
+                    raise event
+                if isinstance(event, RequestOutput):
+                    del self._open[id]
+                yield event
+                if isinstance(event, RequestOutput):
+                    return
+        finally:
+            if self._open.pop(id, None) is not None and not self.died:
+                self._connection.send(Cancel(id))
+
+    def ping(self) -> None:
+        """Asks for a message: `heard_s` tells when one came."""
+        if not self.died:
+            self._connection.send(Ping())
+
+    async def stop(self, grace_s: float = 5) -> None:
+        """Ends the process: it sees its socket closed between two steps."""
+        self._connection.close()
+        try:
+            await asyncio.to_thread(self._process.wait, grace_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    # --- what comes -----------------------------------------------------------------------------------------------
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In its own thread: one wake-up of the event loop for each message."""
+        try:
+            while True:
+                loop.call_soon_threadsafe(self._hear, self._connection.recv())
+        except (EOFError, OSError, RuntimeError):  # the process ended, we closed, or the event loop did
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._bury)
+
+    def _hear(self, message: FromEngine) -> None:
+        self.heard_s = monotonic()
+        match message:
+            case Ready():
+                self._ready.set_result(message)
+            case Failed(error):
+                self._ready.set_exception(error)
+            case Turned(events, snapshot):
+                self.snapshot = snapshot
+                for event in events:
+                    self._pass_on(event)
+
+    def _pass_on(self, event: Event | Refused) -> None:
+        if queue := self._open.get(event.id):
+            queue.put_nowait(event.error if isinstance(event, Refused) else event)
+
+    def _bury(self) -> None:
+        """Whoever waits is told."""
+        self.died = EngineDiedError(f"the engine's process ended with status {self._process.poll()}")
+        if not self._ready.done():
+            self._ready.set_exception(self.died)
+        for queue in self._open.values():
+            queue.put_nowait(self.died)

@@ -1,0 +1,91 @@
+"""What the engine's process and its owner say to each other: plain values, one message a step at most."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostep.core.request import FinishReason
+from twostep.engine.collector import Event
+from twostep.engine.params import SamplingParams
+from twostep.settings import Settings
+
+# --- to the engine ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Take on a request; its text comes in deltas if `stream`."""
+
+    id: str
+    prompt: Sequence[int]
+    params: SamplingParams
+    priority: int
+    stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a request early; nobody waits for its output."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Say how you are: answered between two steps."""
+
+
+ToEngine = Submit | Cancel | Ping
+
+# --- from the engine ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded. `lines` describe the effective settings, with the arithmetic behind the KV cache."""
+
+    settings: Settings
+    lines: tuple[str, ...]
+    isa: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state between two steps. Totals count since the start."""
+
+    steps: int
+    running: int
+    waiting: int
+    kv_blocks: int
+    kv_blocks_free: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    preempted_tokens: int
+    finished: dict[FinishReason, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request was not taken on."""
+
+    id: str
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A step ended, or a ping was heard: what came of it, and how things stand."""
+
+    events: tuple[Event | Refused, ...]
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine cannot start, or cannot go on; its process ends."""
+
+    error: Exception
+
+
+FromEngine = Ready | Turned | Failed
