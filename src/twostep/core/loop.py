@@ -87,10 +87,12 @@ class EngineLoop:
         return True
 
     def _begin(self) -> Step | None:
-        """The next step, handed to the executor. The plan made early holds unless what it was made from has changed."""
+        """The next step, handed to the executor. The plan made early holds unless what it was made from has changed;
+        one that does nothing may have waited for time to pass."""
         self._hear()
         now = self._around.now()
-        plan = self._early if self._early.changes == self.scheduler.changes else self.scheduler.plan(now)
+        holds = self._early.changes == self.scheduler.changes and not self._early.empty
+        plan = self._early if holds else self.scheduler.plan(now)
         if plan.empty:
             return None
         step = self.scheduler.advance(plan)

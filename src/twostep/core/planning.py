@@ -71,8 +71,8 @@ class Planner:
         self._make_room_for_decodes()
         if self._s.prefill or self._s.waiting:
             self._verify()
-            self._make_way_for_the_urgent()
             self._parts = [_Part(seq, seq.computed, seq.remaining) for seq in self._in_prefill()]
+            self._make_way_for_the_urgent()
             self._give_least_shares()
             self._share_the_rest()
             self._never_stall()
@@ -136,6 +136,7 @@ class Planner:
         """Its blocks and seat count as free from now on; what it would have computed in this step is taken out."""
         computed = self._s.computed(seq)
         self._preempted[seq.number] = Preemption(seq.number, computed, reason)
+        self._parts = [part for part in self._parts if part.seq is not seq]
         self._seats += 1
         for g, freed in enumerate(self._s.cache.held_alone(seq, self._dropped)):
             self._free[g] += freed
@@ -146,11 +147,15 @@ class Planner:
             self._load = self._load.without_slice(chunk.start, chunk.tokens, chunk.tokens)
 
     def _make_way_for_the_urgent(self) -> None:
-        """Where the policy allows it, the least urgent give way to a waiting one that is more urgent than they."""
+        """Where the policy allows it, the least urgent give way to a waiting one that is more urgent than they, and that
+        lacks nothing but their seats and blocks."""
         first = next(iter(self._s.waiting), None)
         if first is None or not self._config.priority_preempts:
             return
-        while (reason := self._lacks(first, self._cached(first))) and reason.why is not Why.MANY_IN_PREFILL:
+        cached = self._cached(first)
+        if not self._may_join() or self._shares_prefix(first, cached):
+            return
+        while (reason := self._lacks(first, cached)) and reason.why is not Why.MANY_IN_PREFILL:
             victim = max(self._sitting(), key=_rank, default=first)
             if victim.request.priority <= first.request.priority:
                 return
@@ -298,14 +303,14 @@ class Planner:
         return None
 
     def _lacks(self, seq: Sequence, cached: int) -> Reason | None:
-        """A seat, a place among the prompts in mid-prefill, or blocks."""
-        if self._seats <= 0:
-            return Reason(Why.NO_SEAT, (self._config.seats,))
+        """A place among the prompts in mid-prefill, a seat, or blocks."""
         unfinished = [part.left for part in self._parts if part.left]
         if len(unfinished) >= MANY_IN_PREFILL:
             shorter = seq.known - cached * BLOCK_TOKENS < min(unfinished)
             if not shorter or len(unfinished) >= MOST_IN_PREFILL:
                 return Reason(Why.MANY_IN_PREFILL, (len(unfinished),))
+        if self._seats <= 0:
+            return Reason(Why.NO_SEAT, (self._config.seats,))
         needs = self._s.cache.needs_to_enter(seq.hashes, cached, max(cached * BLOCK_TOKENS, seq.arrived), seq.known)
         kept = self._s.kept_free() if self._load.tokens else (0,) * len(needs)
         for g, (need, free, keep) in enumerate(zip(needs, self._free, kept, strict=True)):

@@ -247,6 +247,7 @@ class Scheduler:
         seq = self.live[chunk.number]
         yield from self.cache.extend(seq, chunk.start, chunk.tokens)
         seq.computed = chunk.start + chunk.tokens
+        seq.drafts = chunk.drafts
         seq.advanced = self.steps
         if not chunk.samples:
             return
