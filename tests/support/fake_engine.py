@@ -16,6 +16,8 @@ class FakeEngine:
         self.model = model
         self.submitted: list[str] = []
         self.params: list[SamplingParams] = []
+        self.aborted: list[str] = []
+        self.closed = False
         self.most_waiting = 0
         self._context = context
         self._stop_after = stop_after
@@ -23,7 +25,7 @@ class FakeEngine:
 
     def submit(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
-    ) -> None:
+    ) -> str:
         if id is None or id in self.submitted:
             raise InvalidParameterError(f"id is {id!r}; it has to be new")
         limit = params.answer_limit(len(prompt_token_ids), self._context)
@@ -39,6 +41,13 @@ class FakeEngine:
         self.params.append(params)
         self._waiting.append(RequestOutput(id, prompt_token_ids, choices, cached_tokens=3))
         self.most_waiting = max(self.most_waiting, len(self._waiting))
+        return id
+
+    def abort(self, id: str) -> None:
+        self.aborted.append(id)
+
+    def close(self) -> None:
+        self.closed = True
 
     def run(self) -> Iterator[RequestOutput]:
         done = 0

@@ -78,7 +78,6 @@ class Session:
     def __init__(self, config: SchedulerConfig, executor: CheckedExecutor | None = None) -> None:
         self.scheduler = Watched(config)
         self.executor = executor or CheckedExecutor(config.groups, stops=False)
-        self.loop = EngineLoop(self.scheduler, self.executor, self)
         self.lives: dict[int, Life] = {}
         self.steps: list[Step] = []
         self.preemptions: list[Preemption] = []
@@ -87,6 +86,7 @@ class Session:
         self._ahead: list[tuple[int, int, Command]] = []
         self._prompts: dict[str, Sequence[int]] = {}
         self._heard_until = 0
+        self.loop = EngineLoop(self.scheduler, self.executor, self)
 
     # --- what the test says ---------------------------------------------------------------------------------------
 
