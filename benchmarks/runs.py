@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.arithmetic import NOTHING, Part, Work, work
-from twostep.engine.simple import CHUNK_TOKENS, blocks_for
+from twostep.core.request import blocks_for
 from twostep.errors import SamplingError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import Sampled, Sampler, SampleRow, TokenSampling
@@ -16,6 +16,8 @@ from twostep.kernels.step import Slice
 from twostep.model.network import Network
 
 GREEDY = TokenSampling(temperature=0.0)
+CHUNK_TOKENS = 512
+"""Prompt tokens of a step."""
 FILL_ROWS = 512
 """Rows of a step that fills the cache."""
 

@@ -27,12 +27,20 @@ class Engine(Protocol):
 
     def submit(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
-    ) -> None:
-        """Takes a request on. Raises `TwostepError` for what cannot be answered."""
+    ) -> str:
+        """Takes a request on and returns its id. Raises `TwostepError` for what cannot be answered."""
+        ...
+
+    def abort(self, id: str) -> None:
+        """Ends a request early; `run` yields it all the same."""
         ...
 
     def run(self) -> Iterator[RequestOutput]:
         """Yields requests as they finish until none is left; others may be submitted meanwhile."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is asked of it any more."""
         ...
 
 
@@ -89,10 +97,23 @@ class BatchRun:
         started = _Open(line, request)
         for prompt, tokens in enumerate(request.prompts):
             id_ = f"{line.number}.{prompt}"
-            self._engine.submit(tokens, request.params, id=id_, priority=request.priority)
+            try:
+                self._engine.submit(tokens, request.params, id=id_, priority=request.priority)
+            except TwostepError:
+                self._give_up(line, prompt)
+                raise
             self._open[id_] = started, prompt
 
+    def _give_up(self, line: BatchLine, prompts: int) -> None:
+        """One prompt of a line is refused, so that the `prompts` before it are asked in vain."""
+        for prompt in range(prompts):
+            id_ = f"{line.number}.{prompt}"
+            self._engine.abort(id_)
+            del self._open[id_]
+
     def _collect(self, output: RequestOutput) -> None:
+        if output.id not in self._open:
+            return
         started, prompt = self._open.pop(output.id)
         started.outputs[prompt] = output
         if len(started.outputs) == len(started.request.prompts):

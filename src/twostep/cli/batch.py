@@ -1,10 +1,12 @@
 """`twostep generate --file REQUESTS --out ANSWERS`: many requests at once, taken up again where a run ended."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from twostep.cli import engine_options
 from twostep.cli.request import check_threads
 from twostep.errors import InvalidParameterError, TwostepError
 
@@ -26,7 +28,8 @@ class UnansweredError(TwostepError):
 def run(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
     """`defaults` gives the default of an option: one that differs was given."""
     _check_options(options, defaults)
-    answer_file(options.file, options.out, lambda: _load(options), names(options))
+    settings = engine_options.settings(options)
+    answer_file(options.file, options.out, lambda: _load(options, settings), names(options))
 
 
 def answer_file(requests: Path, out: Path, load: Callable[[], "Engine"], names: Sequence[str]) -> None:
@@ -44,7 +47,8 @@ def answer_file(requests: Path, out: Path, load: Callable[[], "Engine"], names: 
         if len(answers.answered) == len(custom_ids):
             StatusLine().say(f"all {len(custom_ids)} requests have their answers in {out}")
             return
-        _answer_rest(requests, out, answers, load(), names, len(custom_ids))
+        with closing(load()) as engine:
+            _answer_rest(requests, out, answers, engine, names, len(custom_ids))
 
 
 def _answer_rest(
@@ -75,12 +79,15 @@ def names(options: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys([options.model, Path(options.model).name.removesuffix(".gguf")]))
 
 
-def _load(options: argparse.Namespace) -> "Engine":
+def _load(options: argparse.Namespace, settings: Mapping[str, Any]) -> "Engine":
+    """Says which settings are in effect, and the arithmetic of the memory."""
     from twostep.engine.llm import LLM
-    from twostep.store.progress import Progress
-    from twostep.store.resolve import resolve
+    from twostep.terminal import StatusLine
 
-    return LLM(str(resolve(options.model, Progress())), threads=options.threads)
+    llm = LLM(options.model, threads=options.threads, **settings)
+    for line in llm.engine.describe():
+        StatusLine().say(line)
+    return llm
 
 
 def _check_options(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:

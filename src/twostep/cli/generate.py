@@ -2,21 +2,21 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING
 
-from twostep.cli import batch
-from twostep.cli.request import DEFAULT_MAX_TOKENS, answer_limit, check_options, encode, read_prompt
-from twostep.cli.statistics import Statistics
+from twostep.cli import batch, engine_options
+from twostep.cli.request import DEFAULT_MAX_TOKENS, check_options, read_prompt
 from twostep.cli.subcommands import Subcommands
 from twostep.store.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from twostep.kernels.sampling import TokenSampling
-    from twostep.kernels.step import Executor
-    from twostep.model.network import Network
+    from twostep.engine.params import SamplingParams
+
+SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+)  # fmt: skip
+"""Options that go to `SamplingParams` as they are, which checks their ranges."""
 
 
 def add_to(commands: Subcommands) -> None:
@@ -37,7 +37,7 @@ def add_to(commands: Subcommands) -> None:
 
 
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
-    """Names as in `TokenSampling`, which checks the ranges."""
+    """Names as in `SamplingParams`."""
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token")
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0: off)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only tokens that reach P together")
@@ -52,6 +52,7 @@ def _add_file(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format")
     group.add_argument("--out", type=Path, metavar="ANSWERS", help="where answers go; those that it has are kept")
     group.add_argument("--served-model-name", metavar="NAME", help="what requests call the model (default: --model)")
+    engine_options.add_to(group)
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -60,77 +61,33 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         return
     if options.file is not None or options.out is not None:
         parser.error("--file and --out need each other")
-    if options.served_model_name is not None:
-        parser.error("--served-model-name is for --file")
+    for name in ("served_model_name", *engine_options.NAMES):
+        if getattr(options, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} is for --file")
     if options.prompt is None:
         parser.error("the following arguments are required: PROMPT, or --file and --out")
     _stream(options)
 
 
 def _stream(options: argparse.Namespace) -> None:
+    """Checks all that can be checked before it loads anything."""
     check_options(options)
     prompt = read_prompt(options)
-    statistics = Statistics()
-    for text in _answer(options, prompt, statistics):
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    params = _sampling_params(options)
+    from twostep.cli.answer import answer
+
+    statistics = answer(options, prompt, params, _show)
     print()
     if options.stats:
-        print(statistics.report(), file=sys.stderr)
+        print(*statistics, sep="\n", file=sys.stderr)
 
 
-def _answer(options: argparse.Namespace, prompt: str, statistics: Statistics) -> Iterator[str]:
-    """Checks all that can be checked before it loads anything."""
-    from twostep.engine.simple import chooser, generate
-    from twostep.model.detokenizer import IncrementalDetokenizer
-    from twostep.model.loaded import open_model
-    from twostep.store.progress import Progress
-    from twostep.store.resolve import resolve
-
-    params = _sampling_params(options)
-    path = resolve(options.model, Progress())
-    started = perf_counter()
-    model = open_model(path)
-    tokens = encode(model, prompt, options)
-    max_tokens = answer_limit(len(tokens), options.max_tokens, model.network.shape.context)
-    executor = _executor(options, model.network, len(tokens) + max_tokens, statistics)
-    choose = chooser(params, tokens, model.network.shape.vocab)
-    statistics.loaded(perf_counter() - started, len(tokens))
-    detokenizer = IncrementalDetokenizer(model.tokenizer)
-    for token in generate(executor, tokens, max_tokens, model.tokenizer.eos_ids, choose):
-        statistics.token()
-        yield detokenizer.push(token)
-    yield detokenizer.flush()
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
-def _sampling_params(options: argparse.Namespace) -> "TokenSampling":
-    from twostep.kernels.sampling import TokenSampling
+def _sampling_params(options: argparse.Namespace) -> "SamplingParams":
+    from twostep.engine.params import SamplingParams
 
-    return TokenSampling(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        seed=options.seed,
-    ).seeded()
-
-
-def _executor(
-    options: argparse.Namespace, network: "Network", tokens: int, statistics: Statistics
-) -> "Executor":
-    """An executor whose KV cache holds that many tokens of one request."""
-    from twostep.engine.simple import blocks_for
-
-    if options.executor == "reference":
-        from twostep.kernels.reference import ReferenceExecutor
-
-        return ReferenceExecutor(network, kv_blocks=blocks_for(tokens))
-    from twostep.kernels.native import NativeExecutor
-
-    native = NativeExecutor(network, kv_blocks=blocks_for(tokens), threads=options.threads)
-    file_bytes = sum(tensor.nbytes for tensor in network.tensors.values())
-    statistics.native(file_bytes, native.weight_bytes, native.kv_bytes, native.isa, native.threads)
-    return native
+    return SamplingParams(**{name: getattr(options, name) for name in SAMPLING})

@@ -1,46 +1,34 @@
-"""When the tokens of one answer came, and what that says of its two steps. Terms as in the README."""
+"""Where the time of one answer went, in lines for a person. Terms as in the README."""
 
-from time import perf_counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twostep.engine.outputs import ChunkTime, Timeline
 
 
-class Statistics:
-    """A request arrives when its model is loaded; each of its tokens is reported when it leaves the engine."""
+def engine_line(*, isa: str, threads: int, file_bytes: int, weight_bytes: int, kv_bytes: int) -> str:
+    """What the native executor made of the file."""
+    sizes = f"weights {_mib(file_bytes)} in the file, {_mib(weight_bytes)} repacked in memory"
+    return f"engine   {isa}, {threads} threads; {sizes}; KV cache {_mib(kv_bytes)}"
 
-    def __init__(self) -> None:
-        self._load_s = 0.0
-        self._engine = ""
-        self._prompt_tokens = 0
-        self._arrival_s = 0.0
-        self._times_s: list[float] = []
 
-    def loaded(self, load_s: float, prompt_tokens: int) -> None:
-        self._load_s, self._prompt_tokens, self._arrival_s = load_s, prompt_tokens, perf_counter()
+def timeline_lines(timeline: "Timeline", prompt_tokens: int) -> Iterator[str]:
+    """The steps of an answer. The first token comes from prefill: decode made the others."""
+    queue_s, prefill_s, ttft_s = timeline.queue_s, timeline.prefill_s, timeline.ttft_s
+    if queue_s is None or prefill_s is None or ttft_s is None:
+        return
+    yield f"queue    {1000 * queue_s:.1f} ms"
+    yield f"prefill  {prompt_tokens} tokens, TTFT {ttft_s:.3f} s, {prompt_tokens / prefill_s:.0f} tokens/s"
+    if len(timeline.chunks) > 1:
+        yield f"         in chunks: {_chunks(timeline.chunks)}"
+    if timeline.tpot_s is not None:
+        count = len(timeline.token_ns) - 1
+        yield f"decode   {count} tokens, TPOT {1000 * timeline.tpot_s:.1f} ms, {1 / timeline.tpot_s:.0f} tokens/s"
 
-    def native(self, file_bytes: int, weight_bytes: int, kv_bytes: int, isa: str, threads: int) -> None:
-        """What the native executor made of the file."""
-        sizes = f"weights {_mib(file_bytes)} in the file, {_mib(weight_bytes)} repacked in memory"
-        self._engine = f"engine   {isa}, {threads} threads; {sizes}; KV cache {_mib(kv_bytes)}\n"
 
-    def token(self) -> None:
-        self._times_s.append(perf_counter())
-
-    def report(self) -> str:
-        """One line for each step, the load before them. The first token comes from prefill: decode made the others."""
-        load = f"{self._engine}load     {self._load_s:.3f} s"
-        if not self._times_s:
-            return f"{load}\nthe model ended its answer at once"
-        ttft_s = self._times_s[0] - self._arrival_s
-        rate = self._prompt_tokens / ttft_s
-        prefill = f"prefill  {self._prompt_tokens} tokens, TTFT {ttft_s:.3f} s, {rate:.0f} tokens/s"
-        return "\n".join([load, prefill, *self._decode()])
-
-    def _decode(self) -> list[str]:
-        """TPOT is undefined for one token."""
-        count = len(self._times_s) - 1
-        if count == 0:
-            return []
-        tpot_s = (self._times_s[-1] - self._times_s[0]) / count
-        return [f"decode   {count} tokens, TPOT {1000 * tpot_s:.1f} ms, {1 / tpot_s:.0f} tokens/s"]
+def _chunks(chunks: "Sequence[ChunkTime]") -> str:
+    return ", ".join(f"{chunk.tokens} in {(chunk.end_ns - chunk.start_ns) / 1e6:.0f} ms" for chunk in chunks)
 
 
 def _mib(count: int) -> str:

@@ -1,13 +1,24 @@
 """What a user may set of an engine. Frozen; what contradicts itself is refused when the engine is made."""
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, Self, get_args
+
+from twostep.errors import InvalidParameterError
+from twostep.kernels.sampling import check_integer, check_real
+
+ExecutorName = Literal["native", "reference"]
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Names as in vLLM where the meaning is the same."""
+    """Names as in vLLM where the meaning is the same.
+
+    Raises `InvalidParameterError` that names the setting, its value and what is allowed.
+    """
 
     max_num_seqs: int = 64
     """Sequences that run at a time."""
@@ -35,9 +46,46 @@ class EngineConfig:
     """Threads of the kernels; None: the cores that this process may use."""
     skip_tokenizer_init: bool = False
     """Token ids in, token ids out: no text, no end-of-sequence token."""
-    executor: Literal["native", "reference"] = "native"
+    executor: ExecutorName = "native"
     """`reference` is numpy: slow, to compare with."""
     overlap: bool = True
     """Whether plans and text are made while a step runs."""
     record: Path | None = None
     """Where to write every plan and step time, for `twostep replay`."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_step_tokens"):
+            check_integer(name, getattr(self, name), 1, None)
+        for name, least in (("max_model_len", 2), ("kv_bytes", 1), ("kv_blocks", 1), ("threads", 1)):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), least, None)
+        if self.threads is not None and self.threads > (cpus := os.cpu_count() or 1):
+            raise InvalidParameterError(f"threads is {self.threads}; this machine has {cpus} CPUs", "threads")
+        if self.kv_share is not None:
+            check_real("kv_share", self.kv_share, 0, 1, open_below=True)
+        for name in ("batching", "chunking", "admission"):
+            self._check_type(name, str, "a string")
+        for name in ("priority_preempts", "enable_prefix_caching", "skip_tokenizer_init", "overlap"):
+            self._check_type(name, bool, "true or false")
+        if self.executor not in get_args(ExecutorName):
+            allowed = " or ".join(map(repr, get_args(ExecutorName)))
+            raise InvalidParameterError(f"executor is {self.executor!r}; it has to be {allowed}", "executor")
+        if self.record is not None:
+            self._check_type("record", (str, os.PathLike), "the path of a file")
+            object.__setattr__(self, "record", Path(self.record))
+
+    def _check_type(self, name: str, kind: type | tuple[type, ...], allowed: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, kind):
+            raise InvalidParameterError(f"{name} is {value!r}; it has to be {allowed}", name)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Self:
+        """Settings by name. Raises `InvalidParameterError` for a name that is none, with those that are."""
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                near = get_close_matches(name, known, n=2)
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                raise InvalidParameterError(f"{name!r} is no setting; there are {', '.join(known)}{hint}", name)
+        return cls(**settings)

@@ -1,40 +1,47 @@
 """Many prompts at once, from Python: `LLM("smollm2-135m").generate(prompts, params)`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from twostep.engine.collector import Delta
+from twostep.engine.asked import Message, Prompt, conversations_of, params_of, priorities_of, prompts_of
+from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
+from twostep.engine.interrupts import Undisturbed
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.progress import RequestProgress
-from twostep.errors import InvalidParameterError
+from twostep.errors import InvalidParameterError, TwostepError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
 
-Prompt = str | Sequence[int]
-"""Text, in which the text of a control token is that token; or token ids."""
-Message = Mapping[str, Any]
+
+class BusyError(TwostepError):
+    """Requests are under way that would be mixed up with those of this call."""
 
 
 class LLM:
-    """A model and an engine in this process. Not thread-safe. `with` closes it.
+    """A model and an engine in this process. For one thread. `with` closes it.
 
-        llm = LLM("smollm2-135m", max_num_seqs=16)
-        for output in llm.generate(["Once upon a time", "The sea"], SamplingParams(max_tokens=50)):
-            print(output.choices[0].text)
+        with LLM("smollm2-135m", max_num_seqs=16) as llm:
+            for output in llm.generate(["Once upon a time", "The sea"], SamplingParams(max_tokens=8)):
+                print(output.choices[0].text)
 
     `model`: a name that `twostep models` lists, or the path of a weight file. Other keywords: see `EngineConfig`.
-    Raises `TwostepError` for what cannot be loaded or contradicts itself.
+    Raises `TwostepError` for what cannot be loaded, `InvalidParameterError` for settings that are unknown, out of range
+    or contradict themselves.
+
+    Ctrl-C ends a call between two steps; the requests of that call are aborted, and the next one is served as usual.
     """
 
     def __init__(self, model: str | Path = "smollm2-135m", **settings: Any) -> None:
-        self._engine = Engine(open_model(resolve(str(model), Progress())), EngineConfig(**settings))
+        config = EngineConfig.of(settings)
+        self._engine = Engine(open_model(resolve(str(model), Progress())), config)
+        self._undisturbed = Undisturbed()
 
     @property
     def model(self) -> LoadedModel:
@@ -46,49 +53,80 @@ class LLM:
         """What serves; its counters and settings."""
         return self._engine
 
+    # --- all at once ----------------------------------------------------------------------------------------------
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priorities: Sequence[int] | None = None,
+        priorities: int | Sequence[int] = 0,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answers all prompts, several at a time; outputs are in the order of the prompts.
 
-        `params` for all, or one for each; None: the defaults of `SamplingParams`. `progress` shows on standard error
-        how far it is. Raises `InvalidParameterError` before anything is computed if one prompt cannot be served.
+            names = llm.generate(["Paris is in", "Rome is in"], SamplingParams(temperature=0, max_tokens=3))
+            assert [len(output.choices) for output in names] == [1, 1]
+
+        A prompt is text, in which the text of a control token is that token, or token ids. `params` and `priorities`
+        (a lower number is more urgent) are for all, or one for each; None: the defaults of `SamplingParams`. `progress`
+        shows on standard error how far it is. Raises `InvalidParameterError` before anything is computed if one prompt
+        cannot be served, `BusyError` while other requests are under way.
         """
-        several = _several(prompts)
-        each = _for_each(SamplingParams() if params is None else params, len(several), "params")
-        urgency = _for_each(0 if priorities is None else priorities, len(several), "priorities")
-        tokens = [self._encode(prompt) for prompt in several]
-        return self._answer_all(tokens, each, urgency, progress)
+        several = prompts_of(prompts)
+        each, urgency = params_of(params, len(several)), priorities_of(priorities, len(several))
+        ids = self._submit_all([self._encode(prompt) for prompt in several], each, urgency)
+        bar = RequestProgress(len(ids)) if progress and ids else None
+        outputs = {}
+        try:
+            for output in self.run():
+                outputs[output.id] = output
+                if bar:
+                    bar.finished(output.output_tokens)
+        finally:
+            if bar:
+                bar.say(bar.summary())
+        return [outputs[id_] for id_ in ids]
 
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        priorities: int | Sequence[int] = 0,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """`generate` for conversations in OpenAI's form, [{"role": "user", "content": "..."}], put into the model's
-        chat template."""
-        template, tokenizer = self.model.template, self.model.tokenizer
-        one = len(conversations) > 0 and isinstance(conversations[0], Mapping)
-        several: Sequence[Any] = [conversations] if one else conversations
-        texts = [template.render(conversation, add_generation_prompt=True) for conversation in several]
-        prompts = [tokenizer.encode(text, special=True, add_bos=False) for text in texts]
-        return self.generate(prompts, params, progress=progress)
+        """`generate` for one conversation or many in OpenAI's form, put into the model's chat template.
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta | RequestOutput]:
-        """One answer as it comes, the whole output last. Leaving early aborts it."""
-        self._engine.submit(self._encode(prompt), params or SamplingParams(), stream=True)
-        try:
-            while self._engine.outstanding:
-                yield from self._engine.turn()
-        finally:
-            self._engine.abort_all()
+            [reply] = llm.chat([{"role": "user", "content": "Say yes."}], SamplingParams(max_tokens=8))
+            assert reply.choices[0].text
+        """
+        prompts = [self._render(messages) for messages in conversations_of(conversations)]
+        return self.generate(prompts, params, priorities=priorities, progress=progress)
+
+    # --- one as it comes ------------------------------------------------------------------------------------------
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+    ) -> Generator[Event, None, None]:
+        """One answer as it comes, in `Delta`s, the whole output last. Leaving early, or `close`, aborts it.
+
+            for event in llm.stream("Once upon a time", SamplingParams(max_tokens=8)):
+                if isinstance(event, Delta):
+                    print(event.text, end="", flush=True)
+
+        Raises as `generate` does, at once.
+        """
+        [one], [asked], [urgency] = prompts_of([prompt]), params_of(params, 1), priorities_of(priority, 1)
+        tokens = self._encode(one)
+        self._check_free()
+        with self._undisturbed:
+            self._engine.submit(tokens, asked, priority=urgency, stream=True)
+        events = self._serve()
+        next(events)
+        return (event for event in events if event is not None)
+
+    # --- requests that come and go --------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -97,22 +135,28 @@ class LLM:
         *,
         id: str | None = None,
         priority: int = 0,
-    ) -> None:
-        """Takes on a request for `run`. Raises `InvalidParameterError` for what cannot be served."""
-        self._engine.submit(prompt_token_ids, params, id=id, priority=priority)
+    ) -> str:
+        """Takes on a request for `run`, also while that is under way; returns its id.
+
+        Raises `InvalidParameterError` for what cannot be served.
+        """
+        with self._undisturbed:
+            return self._engine.submit(prompt_token_ids, params, id=id, priority=priority)
+
+    def abort(self, id: str) -> None:
+        """Ends a submitted request early: `run` yields it with what it has. Nothing happens if it has ended."""
+        with self._undisturbed:
+            self._engine.abort(id)
 
     def run(self) -> Iterator[RequestOutput]:
-        """Yields requests as they finish until none is left; others may be submitted meanwhile.
+        """Yields submitted requests as they finish until none is left; others may be submitted meanwhile.
 
         Leaving early, an exception included, aborts those that are left.
         """
-        try:
-            while self._engine.outstanding:
-                for event in self._engine.turn():
-                    if isinstance(event, RequestOutput):
-                        yield event
-        finally:
-            self._engine.abort_all()
+        with closing(self._serve()) as events:
+            for event in events:
+                if isinstance(event, RequestOutput):
+                    yield event
 
     def close(self) -> None:
         """Frees the engine's thread and closes its recording."""
@@ -124,47 +168,53 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
-        if isinstance(prompt, str):
-            return self.model.tokenizer.encode(prompt, special=True)
-        return prompt
+    # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _answer_all(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
-        priorities: Sequence[int],
-        progress: bool,
-    ) -> list[RequestOutput]:
+    def _serve(self) -> Generator[Event | None, None, None]:
+        """Events until nothing is outstanding. First comes None: who has taken it aborts what is left by leaving."""
         try:
-            ids = [
-                self._engine.submit(prompt, asked, priority=priority)
-                for prompt, asked, priority in zip(prompts, params, priorities, strict=True)
-            ]
-        except BaseException:
-            self._engine.abort_all()
-            raise
-        bar = RequestProgress(len(ids)) if progress else None
-        outputs = {}
-        for output in self.run():
-            outputs[output.id] = output
-            if bar:
-                bar.finished(output.output_tokens)
-        if bar:
-            bar.say(bar.summary())
-        return [outputs[id_] for id_ in ids]
+            yield None
+            while self._engine.outstanding:
+                with self._undisturbed:
+                    events = self._engine.turn()
+                yield from events
+        finally:
+            with self._undisturbed:
+                self._engine.abort_all()
 
+    def _submit_all(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], priorities: Sequence[int]
+    ) -> list[str]:
+        """All, or none."""
+        self._check_free()
+        ids: list[str] = []
+        with self._undisturbed:
+            try:
+                for prompt, asked, priority in zip(prompts, params, priorities, strict=True):
+                    ids.append(self._engine.submit(prompt, asked, priority=priority))
+            except InvalidParameterError as error:
+                self._engine.abort_all()
+                which = f"prompts[{len(ids)}]: " if len(prompts) > 1 else ""
+                raise type(error)(f"{which}{error}", error.param) from None
+        return ids
 
-def _several(prompts: Any) -> list[Prompt]:
-    """One prompt is a list of one: text, or token ids."""
-    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral))
-    return [prompts] if one else list(prompts)
+    def _check_free(self) -> None:
+        if count := self._engine.outstanding:
+            raise BusyError(f"requests under way: {count}; `run`, or an unfinished `stream`, has to end first")
 
+    def _encode(self, prompt: Prompt) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        self._check_text()
+        return self.model.tokenizer.encode(prompt, special=True)
 
-def _for_each(value: object, count: int, name: str) -> Sequence[Any]:
-    """`value` once for each prompt, or the list that it is."""
-    if not isinstance(value, Sequence):
-        return [value] * count
-    if len(value) != count:
-        raise InvalidParameterError(f"{name} has {len(value)} entries for {count} prompts; one or as many are allowed")
-    return value
+    def _render(self, messages: Sequence[Message]) -> Sequence[int]:
+        """The template writes the beginning-of-sequence token itself, if there is one."""
+        self._check_text()
+        text = self.model.template.render(messages, add_generation_prompt=True)
+        return self.model.tokenizer.encode(text, special=True, add_bos=False)
+
+    def _check_text(self) -> None:
+        if self._engine.config.skip_tokenizer_init:
+            problem = "a prompt is text, and skip_tokenizer_init leaves the tokenizer out; give token ids"
+            raise InvalidParameterError(problem, "prompts")
