@@ -1,0 +1,2 @@
+from twostep.engine.llm import LLM as LLM
+from twostep.engine.params import SamplingParams as SamplingParams
