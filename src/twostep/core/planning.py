@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from twostep.core.scheduler import Scheduler
 
 SHARE_EVERY_STEPS = 4
-"""A prompt in prefill gets at least its least share once in so many steps."""
+"""A prompt in prefill gets at least its least share once in so many steps, and so does the first that may join."""
 MANY_IN_PREFILL, MOST_IN_PREFILL = 8, 16
 """From so many prompts in mid-prefill on only one that is shorter than all of them joins; from so many on none."""
 
@@ -192,10 +192,11 @@ class Planner:
                 unserved.remove(part)
 
     def _give_first_share(self, newcomer: _Part) -> None:
-        """Only what the budget allows, unless no prompt got anything: some prompt always goes on."""
+        """What the budget allows; without any in its turn, or where no prompt got anything: some prompt always goes on."""
         least = min(self._config.chunking.least_tokens, newcomer.left)
         alone = not any(part.grant.tokens for part in self._parts)
-        if alone or self._grant(newcomer, least).tokens == least:
+        in_turn = (self._s.steps + 1) % SHARE_EVERY_STEPS == 0
+        if alone or in_turn or self._grant(newcomer, least).tokens == least:
             self._widen(newcomer, Grant(least, Reason(Why.LEAST_SHARE)))
 
     def _serve(self, part: _Part) -> bool:
