@@ -168,8 +168,8 @@ class TimeBudget:
 
 
 def _cut(start: int, wanted: int, room: int, reason: Reason) -> Grant:
-    """At most `room` of `wanted`; a cut chunk ends with a block where it reaches one, so that whole blocks get done."""
+    """At most `room` of `wanted`; a cut chunk ends with a block, so that whole blocks get done."""
     if room >= wanted:
         return Grant(wanted, WHOLE)
     end = (start + max(0, room)) // BLOCK_TOKENS * BLOCK_TOKENS
-    return Grant(end - start if end > start else max(0, room), reason)
+    return Grant(max(0, end - start), reason)

@@ -79,11 +79,20 @@ def scheduler(settings: Settings) -> Scheduler:
         raise InvalidParameterError(str(error)) from None
 
 
-def kernels(model: LoadedModel, config: EngineConfig, blocks: int) -> tuple[Executor, Sampler]:
+class Kernels(NamedTuple):
+    """What computes, and on what."""
+
+    executor: Executor
+    sampler: Sampler
+    isa: str
+    threads: int
+
+
+def kernels(model: LoadedModel, config: EngineConfig, blocks: int) -> Kernels:
     """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
     vocab = model.network.shape.vocab
     if config.executor == "reference":
-        return ReferenceExecutor(model.network, blocks), Sampler(vocab)
+        return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1)
     native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
     native.reserve(config.max_step_tokens, config.max_num_seqs)
-    return native, native.sampler()
+    return Kernels(native, native.sampler(), native.isa, native.threads)

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from platform import machine, python_version
 
 from twostep.core.hashing import prompt_hashes, root_hash
 from twostep.core.loop import Abort, EngineLoop
@@ -18,9 +18,7 @@ from twostep.engine.params import SamplingParams
 from twostep.engine.surroundings import EngineSurroundings, Submission
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.model.loaded import LoadedModel
-
-if TYPE_CHECKING:
-    from twostep.recording.writer import Recorder
+from twostep.recording.writer import RecordedSurroundings, Recorder
 
 KV_FORMAT = "f16 v1"
 """Names the layout of a KV block: equal hashes mean equal bytes."""
@@ -40,10 +38,13 @@ class Engine:
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
         self._root = root_hash(str(model.path), KV_FORMAT, key=secrets.token_bytes(16))
-        self._kernels, sampler = build.kernels(model, config, self.sizing.blocks)
-        context_blocks = blocks_for(self.sizing.context_tokens)
+        self.kernels = build.kernels(model, config, self.sizing.blocks)
         self._executor = KernelExecutor(
-            self._kernels, sampler, config.max_num_seqs, context_blocks, overlap=config.overlap
+            self.kernels.executor,
+            self.kernels.sampler,
+            config.max_num_seqs,
+            blocks_for(self.sizing.context_tokens),
+            overlap=config.overlap,
         )
         self._surroundings = EngineSurroundings(
             self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort)), self._answer
@@ -56,11 +57,9 @@ class Engine:
     def _make_loop(self) -> EngineLoop:
         if self.config.record is None:
             return EngineLoop(self.scheduler, self._executor, self._surroundings)
-        from twostep.recording.writer import Recorder, recorded
-
-        self._recorder = Recorder(self.config.record, self.settings, {"model": self.model.path.name})
-        around, executor = recorded(self._surroundings, self._executor, self._recorder)
-        return EngineLoop(self.scheduler, executor, around)
+        about = {"model": self.model.path.name, "machine": machine(), "python": python_version()}
+        self._recorder = Recorder(self.config.record, self.settings, about)
+        return EngineLoop(self.scheduler, self._executor, RecordedSurroundings(self._surroundings, self._recorder))
 
     @property
     def outstanding(self) -> int:
@@ -71,6 +70,7 @@ class Engine:
         """The effective settings in lines to print, with the arithmetic behind the KV cache."""
         yield from self.sizing.lines(self.config)
         s = self.settings
+        yield f"kernels: {self.kernels.isa}, {self.kernels.threads} threads"
         yield f"scheduler: {s.seats} sequences at a time, {s.batching} batching, admission {s.admission}"
         yield f"steps: at most {s.step_tokens} tokens, prompts cut by {s.chunking}; context {s.context_tokens}"
 

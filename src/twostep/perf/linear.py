@@ -1,5 +1,7 @@
 """A step-time model that knows nothing beforehand: a few costs, fitted while the engine runs."""
 
+from math import fsum
+
 from twostep.core.step_time import StepShape
 
 
@@ -21,7 +23,7 @@ class LinearStepTime:
         self._error = 0.1
 
     def predict_ns(self, shape: StepShape) -> int:
-        expected = sum(max(0.0, c) * x for c, x in zip(self._costs, _features(shape), strict=True))
+        expected = fsum(max(0.0, c) * x for c, x in zip(self._costs, _features(shape), strict=True))
         return int(expected * (1 + min(self.WIDEST_MARGIN, self._error)))
 
     def largest_slice(self, load: StepShape, start: int, most: int, budget_ns: int) -> int:
@@ -38,14 +40,14 @@ class LinearStepTime:
         if measured_ns <= 0 or not shape.tokens:
             return
         row = [x / measured_ns for x in _features(shape)]
-        error = 1.0 - sum(c * x for c, x in zip(self._costs, row, strict=True))
+        error = 1.0 - fsum(c * x for c, x in zip(self._costs, row, strict=True))
         self._error += self.SMOOTHING * (min(abs(error), 1.0) - self._error)
         self._fit(row, error)
 
     def _fit(self, row: list[float], error: float) -> None:
         """One step of recursive least squares; noise of a measurement taken as a tenth of it."""
-        spread = [sum(p * x for p, x in zip(line, row, strict=True)) for line in self._covariance]
-        total = self.FORGETTING * 0.01 + sum(x * s for x, s in zip(row, spread, strict=True))
+        spread = [fsum(p * x for p, x in zip(line, row, strict=True)) for line in self._covariance]
+        total = self.FORGETTING * 0.01 + fsum(x * s for x, s in zip(row, spread, strict=True))
         gain = [s / total for s in spread]
         self._costs = [c + g * error for c, g in zip(self._costs, gain, strict=True)]
         self._covariance = [
