@@ -1,5 +1,6 @@
 """What is answered depends on the request alone: not on company, batching, chunks, cache, threads or preemption."""
 
+import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -93,7 +94,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "narrow steps": {"max_step_tokens": 272, "max_num_seqs": 16},
     "no prefix cache": {"enable_prefix_caching": False},
     "no overlap": {"overlap": False},
-    "two threads": {"threads": 2},
+    "two threads": {"threads": min(2, os.cpu_count() or 1)},
     "fcfs": {"admission": "fcfs"},
     "shortest-prefill": {"admission": "shortest-prefill"},
 }

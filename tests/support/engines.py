@@ -44,9 +44,12 @@ def engine(wrap: Wrap | None = None, *, model: LoadedModel | None = None, **sett
     usual = {"skip_tokenizer_init": model is None, "kv_blocks": PLENTY, "threads": 1}
     make = build.kernels
 
-    def wrapped(*arguments: Any) -> tuple[Any, Any]:
+    def wrapped(*arguments: Any) -> build.Kernels:
         kernels = make(*arguments)
-        return wrap(*kernels) if wrap else kernels
+        if wrap is None:
+            return kernels
+        executor, sampler = wrap(kernels.executor, kernels.sampler)
+        return kernels._replace(executor=executor, sampler=sampler)
 
     with patch.object(build, "kernels", wrapped):
         made = Engine(model or stories(), EngineConfig(**{**usual, **settings}))
