@@ -19,7 +19,7 @@ class LlamaCpp:
     def __init__(self, folder: Path, version: str | None, threads: int, model: Path, label: str) -> None:
         self.name = f"llama.cpp {label}"
         self.file = model.name
-        self.version = version or _output([str(folder / "llama-bench"), "--version"]).partition("\n")[0]
+        self.version = version or programs_version(folder)
         self._folder, self._threads, self._model = folder, threads, model
 
     def warm_up(self, measures: Sequence[Measure]) -> None:
@@ -54,6 +54,11 @@ class LlamaCpp:
             raise EngineError(f"{program}: printed {len(lines)} results instead of one")
         found: dict[str, Any] = json.loads(lines[0])
         return found
+
+
+def programs_version(folder: Path) -> str:
+    """Of the programs in `folder`. Raises `EngineError`."""
+    return _output([str(folder / "llama-bench"), "--version"]).partition("\n")[0]
 
 
 def requantise(programs: Path, source: Path, kind: str, folder: Path) -> Path:

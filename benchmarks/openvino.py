@@ -9,17 +9,17 @@ from typing import Any
 
 from benchmarks.engines import Decode, Measure, Prefill
 from benchmarks.errors import EngineError
+from benchmarks.jobs import Job, Stall
 from benchmarks.prompts import prompt
+from benchmarks.traces import Served, Trace
 
 DRIVER = Path(__file__).with_name("openvino_driver.py")
 
 
-class OpenVino:
+class OpenVinoProcess:
     """`python` is that of an environment with openvino-genai."""
 
-    def __init__(self, python: Path, threads: int, model: Path, label: str) -> None:
-        self.name = f"OpenVINO {label}"
-        self.file = model.name
+    def __init__(self, python: Path, threads: int, model: Path) -> None:
         command = [str(python), "-I", str(DRIVER), str(model), str(threads)]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -34,6 +34,35 @@ class OpenVino:
             self.close()
             raise
 
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """Raises `EngineError` if the process ended."""
+        with suppress(BrokenPipeError):  # the answer will say that it ended
+            print(json.dumps(question), file=self._questions, flush=True)
+        return self._answer()
+
+    def close(self) -> None:
+        """Its end of input ends the process."""
+        self._questions.close()
+        self._process.wait()
+        self._answers.close()
+
+    def _answer(self) -> dict[str, Any]:
+        """Lines that are no JSON are the library's own chatter."""
+        for line in self._answers:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise EngineError(f"{DRIVER.name}: ended with exit code {self._process.wait()}; its error stands above")
+
+
+class OpenVino:
+    """Rates of prefill and decode."""
+
+    def __init__(self, python: Path, threads: int, model: Path, label: str) -> None:
+        self.name, self.file = f"OpenVINO {label}", model.name
+        self._process = OpenVinoProcess(python, threads, model)
+        self.version = self._process.version
+
     def warm_up(self, measures: Sequence[Measure]) -> None:
         """Shapes met for the first time are compiled first."""
         for measure in measures:
@@ -43,26 +72,39 @@ class OpenVino:
         """Decode: one token more, since the first comes from prefill."""
         match measure:
             case Prefill(tokens):
-                return self._ask(prompts=[prompt(tokens, "peers", run)], tokens=1, what="prefill")
+                return self._rate(prompts=[prompt(tokens, "peers", run)], tokens=1, what="prefill")
             case Decode(batch, context, tokens):
                 prompts = [prompt(context, "peers", run, sequence) for sequence in range(batch)]
-                return self._ask(prompts=prompts, tokens=tokens + 1, what="decode")
+                return self._rate(prompts=prompts, tokens=tokens + 1, what="decode")
 
     def close(self) -> None:
-        """Its end of input ends the process."""
-        self._questions.close()
-        self._process.wait()
-        self._answers.close()
+        self._process.close()
 
-    def _ask(self, **question: Any) -> float:
-        with suppress(BrokenPipeError):  # the answer will say that it ended
-            print(json.dumps(question), file=self._questions, flush=True)
-        return float(self._answer()["rate"])
+    def _rate(self, **question: Any) -> float:
+        return float(self._process.ask(**question)["rate"])
 
-    def _answer(self) -> dict[str, Any]:
-        """Lines that are no JSON are the library's own chatter."""
-        for line in self._answers:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise EngineError(f"{DRIVER.name}: ended with exit code {self._process.wait()}; its error stands above")
+
+class OpenVinoServing:
+    """Its continuous batching, stepped in its own process: no HTTP, no client beside it."""
+
+    def __init__(self, python: Path, threads: int, model: Path, label: str) -> None:
+        self.name, self.file = f"OpenVINO {label}", model.name
+        self._process = OpenVinoProcess(python, threads, model)
+        self.version = self._process.version
+
+    def closed(self, jobs: Sequence[Job], outstanding: int) -> Served:
+        return self._served(what="serve", jobs=_pairs(jobs), outstanding=outstanding)
+
+    def interrupt(self, stall: Stall) -> Served:
+        return self._served(what="interrupt", jobs=_pairs([*stall.streams, stall.newcomer]), after=stall.after)
+
+    def close(self) -> None:
+        self._process.close()
+
+    def _served(self, **question: Any) -> Served:
+        found = self._process.ask(**question)["traces"]
+        return Served([Trace(one["asked_s"], len(one["token_s"]), one["token_s"]) for one in found])
+
+
+def _pairs(jobs: Sequence[Job]) -> list[tuple[list[int], int]]:
+    return [(list(job.prompt), job.tokens) for job in jobs]

@@ -1,7 +1,10 @@
 """Runs in a Python with openvino-genai, and knows nothing of Twostep: measures what it is asked, line by line.
 
-`openvino_driver.py MODEL.gguf THREADS`; each line of standard input is {"what", "prompts", "tokens"}, each of standard
-output {"rate"}: tokens per second. Settings are those that measured fastest: chunks of 256 tokens, default precisions.
+`openvino_driver.py MODEL.gguf THREADS`; each line of standard input is a question. {"what": "prefill" or "decode",
+"prompts", "tokens"} is answered {"rate"}: tokens per second; {"what": "serve", "jobs": [[prompt, tokens]...],
+"outstanding"} and {"what": "interrupt", "jobs", "after"}, whose last job is the newcomer, are answered
+{"traces": [{"asked_s", "token_s"}...]}. Settings are those that measured fastest: chunks of 256 tokens, default
+precisions.
 """
 
 import json
@@ -68,17 +71,75 @@ def decode_rate(pipeline: Any, prompts: list[list[int]], tokens: int) -> float:
     return rate
 
 
-def answer(pipeline: Any, question: dict[str, Any]) -> float:
-    if question["what"] == "prefill":
-        return prefill_rate(pipeline, question["prompts"])
-    return decode_rate(pipeline, question["prompts"], question["tokens"])
+class Request:
+    """One prompt with as many tokens as asked for, and when it was asked and each token was read."""
+
+    def __init__(self, pipeline: Any, number: int, prompt: list[int], tokens: int) -> None:
+        config = openvino_genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
+        self.tokens, self.asked_s, self.token_s = tokens, perf_counter(), list[float]()
+        self._handle = pipeline.add_request(number, openvino.Tensor(np.array([prompt], np.int64)), config)
+
+    def read(self) -> bool:
+        """Takes note of new tokens; whether all are there."""
+        while self._handle.can_read():
+            for output in self._handle.read().values():
+                self.token_s += [perf_counter()] * len(output.generated_ids)
+        return len(self.token_s) >= self.tokens
+
+
+def step(pipeline: Any, requests: list[Request]) -> list[Request]:
+    """Those that are not complete after one step."""
+    pipeline.step()
+    return [request for request in requests if not request.read()]
+
+
+def serve(pipeline: Any, jobs: list[tuple[list[int], int]], outstanding: int) -> list[Request]:
+    requests, live = list[Request](), list[Request]()
+    while live or len(requests) < len(jobs):
+        while len(live) < outstanding and len(requests) < len(jobs):
+            requests.append(Request(pipeline, len(requests), *jobs[len(requests)]))
+            live.append(requests[-1])
+        live = step(pipeline, live)
+    return requests
+
+
+def interrupt(pipeline: Any, jobs: list[tuple[list[int], int]], after: int) -> list[Request]:
+    """The last job comes when all others have `after` tokens."""
+    requests = [Request(pipeline, number, *job) for number, job in enumerate(jobs[:-1])]
+    live = list(requests)
+    while min(len(request.token_s) for request in requests) < after:
+        live = step(pipeline, live)
+    requests.append(Request(pipeline, len(requests), *jobs[-1]))
+    live.append(requests[-1])
+    while live:
+        live = step(pipeline, live)
+    return requests
+
+
+def answer(pipeline: Any, question: dict[str, Any]) -> dict[str, Any]:
+    match question.pop("what"):
+        case "prefill":
+            return {"rate": prefill_rate(pipeline, question["prompts"])}
+        case "decode":
+            return {"rate": decode_rate(pipeline, **question)}
+        case "serve":
+            return traces(serve(pipeline, **question))
+        case "interrupt":
+            return traces(interrupt(pipeline, **question))
+        case other:
+            raise ValueError(f"asked for {other!r}")
+
+
+def traces(requests: list[Request]) -> dict[str, Any]:
+    return {"traces": [{"asked_s": request.asked_s, "token_s": request.token_s} for request in requests]}
 
 
 def main(model: str, threads: int) -> None:
     pipeline = make_pipeline(model, threads)
     print(json.dumps({"version": openvino_genai.__version__}), flush=True)
     for line in sys.stdin:
-        print(json.dumps({"rate": answer(pipeline, json.loads(line))}), flush=True)
+        print(json.dumps(answer(pipeline, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

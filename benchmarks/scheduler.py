@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description="Measures what scheduling costs.")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description="Measures scheduling.")
     parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"

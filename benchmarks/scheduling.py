@@ -11,7 +11,6 @@ from twostep.core.step_time import StepShape
 from twostep.settings import Settings
 
 
-
 def step_ns(shape: StepShape) -> int:
     """What a step is said to take: about SmolLM2 on two cores, so that a fitted model has something to learn."""
     return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.sampled

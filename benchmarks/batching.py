@@ -1,0 +1,159 @@
+"""`python -m benchmarks.batching`: what batching, chunking, prefix reuse and paging bring, and what other engines do.
+
+Our own baselines first, on one model: continuous against static batching, chunked against unchunked prefill, the prefix
+cache on and off, blocks against contiguous reservations. Then, with other engines given, the throughput of mixed
+requests and the stall that a long prompt causes, all taking turns. One JSON file, from which `benchmarks.report` makes
+tables and plots of docs/batching.md.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import interference, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks.interference import StallPoint
+from benchmarks.llama_cpp import programs_version, requantise
+from benchmarks.llama_server import LlamaServer
+from benchmarks.openvino import OpenVinoServing
+from benchmarks.output_lengths import LengthsPoint
+from benchmarks.paging import Paging
+from benchmarks.peers_model import INSTALL, LLAMA_BEST
+from benchmarks.prefix_reuse import PrefixPoint
+from benchmarks.progress import say
+from benchmarks.results import check_writable, write
+from benchmarks.serving_engines import ServingEngine, Twostep
+from benchmarks.throughput import Throughput
+from twostep.errors import TwostepError
+from twostep.model.loaded import LoadedModel, open_model
+from twostep.store.catalogue import DEFAULT_MODEL
+from twostep.store.progress import Progress
+from twostep.store.resolve import resolve
+
+CHUNKED = ("-b", "256", "-ub", "256")
+"""Makes llama-server cut prompts as OpenVINO is told to; its throughput is best so, too."""
+STALLS = ("tokens=256", "time=50")
+"""Our ways to cut that are shown beside other engines: their budget, and one of time."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    lengths: output_lengths.Effort
+    stalls: interference.Effort
+    prefixes: prefix_reuse.Effort
+    paging: paging.Effort
+    throughput: throughput.Effort
+
+
+FULL = Effort(output_lengths.FULL, interference.FULL, prefix_reuse.FULL, paging.FULL, throughput.FULL)
+QUICK = Effort(output_lengths.QUICK, interference.QUICK, prefix_reuse.QUICK, paging.QUICK, throughput.QUICK)
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Twostep is among them."""
+
+    throughput: list[Throughput]
+    stalls: list[StallPoint]
+
+
+@dataclass(frozen=True)
+class Result:
+    command: str
+    machine: machine.Machine
+    threads: int
+    model: str
+    lengths: list[LengthsPoint]
+    chunking: list[StallPoint]
+    prefixes: list[PrefixPoint]
+    paging: Paging
+    peers: Peers | None
+    """None: no other engine was given."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        check_writable(options.out)
+        result = measure(options)
+    except TwostepError as error:
+        print(f"benchmarks.batching: {error}", file=sys.stderr)
+        return 1
+    write(result, f"batching-{machine.slug(result.machine.cpu)}.json", options.out, quick=options.quick)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.batching",
+        description="Measures what batching brings, and Twostep beside other engines that serve.",
+        epilog=INSTALL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--llama-dir", type=Path, metavar="DIR", help="folder of llama.cpp's programs")
+    parser.add_argument("--llama-version", metavar="TEXT", help="where llama-bench --version does not know it")
+    parser.add_argument("--openvino-python", type=Path, metavar="PYTHON", help="a Python that has openvino-genai")
+    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
+    )
+    return parser
+
+
+def measure(options: argparse.Namespace) -> Result:
+    surroundings = machine.watched()
+    effort = QUICK if options.quick else FULL
+    model = open_model(resolve(DEFAULT_MODEL, Progress()))
+    return Result(
+        command=_command(options),
+        machine=surroundings,
+        threads=surroundings.threads,
+        model=model.path.stem,
+        lengths=output_lengths.measure(model, effort.lengths),
+        chunking=interference.measure(
+            interference.engines(model, effort.stalls, effort.stalls.chunkings), effort.stalls
+        ),
+        prefixes=prefix_reuse.measure(model, effort.prefixes),
+        paging=paging.measure(effort.paging),
+        peers=_compare(options, surroundings, model, effort),
+    )
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Without the paths, which mean nothing elsewhere."""
+    llama = " --llama-dir DIR" if options.llama_dir else ""
+    openvino = " --openvino-python PYTHON" if options.openvino_python else ""
+    return f"python -m benchmarks.batching{llama}{openvino}"
+
+
+def _compare(
+    options: argparse.Namespace, surroundings: machine.Machine, model: LoadedModel, effort: Effort
+) -> Peers | None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        started = _others(options, model.path, folder, surroundings.threads)
+        others = [stack.enter_context(closing(engine)) for engine in started]
+        if not others:
+            say("no other engine was given: left out")
+            return None
+        ours = Twostep(model, f"commit {surroundings.commit}", max_num_seqs=effort.throughput.outstanding)
+        stalls = interference.measure([*interference.engines(model, effort.stalls, STALLS), *others], effort.stalls)
+        return Peers(throughput.measure([ours, *others], effort.throughput), stalls)
+
+
+def _others(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[ServingEngine]:
+    """Those that were asked for: OpenVINO on the same file, llama.cpp on the kind of weights it is fastest with."""
+    if options.openvino_python is not None:
+        yield OpenVinoServing(options.openvino_python, threads, path, path.stem.rpartition(".")[2])
+    if options.llama_dir is not None:
+        version = options.llama_version or programs_version(options.llama_dir)
+        weights = requantise(options.llama_dir, path, LLAMA_BEST, folder)
+        for arguments in ((), CHUNKED):
+            yield LlamaServer(options.llama_dir, version, threads, weights, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

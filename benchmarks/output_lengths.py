@@ -1,0 +1,104 @@
+"""Continuous against static batching, over the variance of output lengths.
+
+The claim's set-up (Anyscale 2023: prompts of 512 tokens, answers of 128 on average, exponential, capped at 32 to 1536,
+all submitted at once) with prompts an eighth and answers half as long, so that it takes minutes.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import mean, pstdev
+
+from benchmarks.jobs import Job
+from benchmarks.progress import say
+from benchmarks.prompts import prompt
+from benchmarks.serving_engines import Twostep
+from benchmarks.spread import Spread, spread
+from twostep.model.loaded import LoadedModel
+
+PROMPT, MEAN = 64, 64
+SEATS = 16
+"""Requests at a time, and the size of a static batch."""
+
+Draw = Callable[[random.Random], int]
+
+
+@dataclass(frozen=True)
+class Effort:
+    requests: int
+    runs: int
+    scale: int
+    """Lengths are divided by it."""
+
+
+FULL = Effort(requests=64, runs=3, scale=1)
+QUICK = Effort(requests=6, runs=1, scale=16)
+
+
+@dataclass(frozen=True)
+class LengthsPoint:
+    """One distribution of output lengths; rates in output tokens per second."""
+
+    lengths: str
+    mean: float
+    variation: float
+    """Standard deviation over mean of the lengths drawn."""
+    longest: int
+    static: Spread
+    continuous: Spread
+    ratio: Spread
+    """Continuous over static, of runs one after the other."""
+
+
+def capped_exponential(cap: int) -> Draw:
+    """Mean `MEAN` before the cap."""
+    return lambda generator: max(1, min(cap, round(generator.expovariate(1 / MEAN))))
+
+
+def uniform(least: int, most: int) -> Draw:
+    return lambda generator: generator.randint(least, most)
+
+
+LENGTHS: dict[str, Draw] = {
+    f"all {MEAN}": uniform(MEAN, MEAN),
+    "uniform, 8 to 128": uniform(8, 128),
+    **{f"exponential, capped at {cap}": capped_exponential(cap) for cap in (16, 64, 256, 768)},
+}
+
+
+def measure(model: LoadedModel, effort: Effort) -> list[LengthsPoint]:
+    """Runs of all distributions in turns, both ways of batching one after the other."""
+    draws = {name: draw_lengths(draw, effort) for name, draw in LENGTHS.items()}
+    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in draws}
+    for run in range(effort.runs):
+        for name, lengths in draws.items():
+            jobs = [Job(prompt(PROMPT // effort.scale, "lengths", run, i), n) for i, n in enumerate(lengths)]
+            static, continuous = (_rate(model, batching, jobs) for batching in (f"static={SEATS}", "continuous"))
+            rates[name].append((static, continuous))
+            say(f"output lengths {name}: static {static:.0f}, continuous {continuous:.0f} tokens/s")
+    return [lengths_point(name, lengths, rates[name]) for name, lengths in draws.items()]
+
+
+def draw_lengths(draw: Draw, effort: Effort) -> list[int]:
+    """The same in every run."""
+    generator = random.Random(1234)
+    return [max(1, draw(generator) // effort.scale) for _ in range(effort.requests)]
+
+
+def lengths_point(name: str, lengths: list[int], rates: list[tuple[float, float]]) -> LengthsPoint:
+    """`rates`: static and continuous of each run."""
+    static, continuous = zip(*rates, strict=True)
+    return LengthsPoint(
+        lengths=name,
+        mean=mean(lengths),
+        variation=pstdev(lengths) / mean(lengths),
+        longest=max(lengths),
+        static=spread(static),
+        continuous=spread(continuous),
+        ratio=spread([after / before for before, after in rates]),
+    )
+
+
+def _rate(model: LoadedModel, batching: str, jobs: list[Job]) -> float:
+    engine = Twostep(model, "", max_num_seqs=SEATS, batching=batching)
+    return engine.closed(jobs, outstanding=len(jobs)).output_tokens_per_s

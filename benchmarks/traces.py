@@ -1,0 +1,71 @@
+"""When each request's tokens came, and what that says: throughput, gaps between tokens, time to the first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from benchmarks.errors import EngineError
+from benchmarks.spread import Spread, percentile, spread
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One request on any one clock, in seconds. `tokens` can be more than times: some servers send several at once."""
+
+    asked_s: float
+    tokens: int
+    token_s: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Requests served together; the newcomer last, if there is one."""
+
+    traces: Sequence[Trace]
+
+    @property
+    def wall_s(self) -> float:
+        """From the first asked to the last token."""
+        return max(trace.token_s[-1] for trace in self.traces) - min(trace.asked_s for trace in self.traces)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        return sum(trace.tokens for trace in self.traces) / self.wall_s
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """What streams felt while one more prompt was computed, and what that prompt felt. Over several runs."""
+
+    before_ms: Spread
+    """Median gap between the streams' tokens until the newcomer is there."""
+    longest_ms: Spread
+    """Of the gaps that overlap the newcomer's wait for its first token."""
+    p99_ms: Spread
+    ttft_ms: Spread
+    """Of the newcomer."""
+
+
+def gaps(runs: Sequence[Served]) -> Gaps:
+    """Raises `EngineError` if a stream ended before the newcomer's first token: it saw only part of the wait."""
+    before, during = zip(*map(_stream_gaps_ms, runs), strict=True)
+    newcomers = [run.traces[-1] for run in runs]
+    return Gaps(
+        before_ms=spread([median(values) for values in before]),
+        longest_ms=spread([max(values) for values in during]),
+        p99_ms=spread([percentile(values, 99) for values in during]),
+        ttft_ms=spread([1000 * (trace.token_s[0] - trace.asked_s) for trace in newcomers]),
+    )
+
+
+def _stream_gaps_ms(run: Served) -> tuple[list[float], list[float]]:
+    """Gaps that ended before the newcomer was there, and those that overlap its wait."""
+    *streams, newcomer = run.traces
+    arrived, answered = newcomer.asked_s, newcomer.token_s[0]
+    if any(stream.token_s[-1] < answered for stream in streams):
+        raise EngineError("a stream ended before the newcomer's first token; it needs more tokens")
+    pairs = [pair for stream in streams for pair in pairwise(stream.token_s)]
+    before = [1000 * (b - a) for a, b in pairs if b < arrived]
+    during = [1000 * (b - a) for a, b in pairs if b >= arrived and a <= answered]
+    return before, during
