@@ -1,0 +1,100 @@
+"""Remembers finished replies for a while: what the bill, the metrics and the log of requests are made of."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from time import monotonic_ns
+
+from twostep.engine.outputs import RequestOutput
+
+LEFT = 499
+"""Status of a reply whose client had gone, as nginx writes it into its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One HTTP request for tokens, from its arrival to its end. Times in `monotonic_ns`, the clock that the engine's
+    process reads too."""
+
+    id: str
+    """As the client sees it: `chatcmpl-...`, `cmpl-...`."""
+    endpoint: str
+    """The path, such as `/v1/chat/completions`."""
+    model: str
+    stream: bool
+    created_s: int
+    """Wall clock, as in the reply."""
+    received_ns: int
+    """The whole body is here."""
+    submitted_ns: int
+    """Prompts are token ids and on their way to the engine."""
+    sent_ns: int
+    """The last byte was handed to the transport, or the client was found to have gone."""
+    status: int
+    """HTTP status: 200, 500 for an error also in mid-stream, `LEFT`."""
+    outputs: tuple[RequestOutput, ...]
+    """Of its prompts, as far as they have come."""
+    awaited: tuple[str, ...] = ()
+    """Engine's ids of prompts that nobody waited for any more: their outputs come to `Ledger.late`."""
+
+
+class Ledger:
+    """The last `keep` replies, none older than `keep_s`. For one thread."""
+
+    def __init__(
+        self,
+        keep: int = 1000,
+        keep_s: float = 3600,
+        tell: Iterable[Callable[[Reply], None]] = (),
+        now_ns: Callable[[], int] = monotonic_ns,
+    ) -> None:
+        """Each of `tell` hears of every reply once, when all its outputs are here."""
+        self._keep, self._keep_ns = keep, int(keep_s * 1e9)
+        self._tell, self._now_ns = tuple(tell), now_ns
+        self._replies: OrderedDict[str, Reply] = OrderedDict()
+        self._owner: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def finished(self, reply: Reply) -> None:
+        """A reply has ended: whole, failed or left by its client; each once. Those that never reached the engine are
+        `Metrics.rejected`, not replies."""
+        self._replies[reply.id] = reply
+        self._owner.update(dict.fromkeys(reply.awaited, reply.id))
+        if not reply.awaited:
+            self._told(reply)
+        self._forget()
+
+    def late(self, output: RequestOutput) -> None:
+        """The output of a prompt that nobody waits for any more (`EngineClient.unawaited`)."""
+        reply = self._replies.get(self._owner.pop(output.id, ""))
+        if reply is None:
+            return
+        awaited = tuple(id_ for id_ in reply.awaited if id_ != output.id)
+        whole = replace(reply, outputs=(*reply.outputs, output), awaited=awaited)
+        self._replies[reply.id] = whole
+        if not awaited:
+            self._told(whole)
+
+    def get(self, id_: str) -> Reply | None:
+        """None if there never was such a reply, or not any more."""
+        self._forget()
+        return self._replies.get(id_)
+
+    def _told(self, reply: Reply) -> None:
+        for tell in self._tell:
+            tell(reply)
+
+    def _forget(self) -> None:
+        """Too many or too old: the oldest go, told of if they still waited."""
+        oldest_ns = self._now_ns() - self._keep_ns
+        while self._replies:
+            first = next(iter(self._replies.values()))
+            if len(self._replies) <= self._keep and first.sent_ns >= oldest_ns:
+                return
+            del self._replies[first.id]
+            for id_ in first.awaited:
+                del self._owner[id_]
+            if first.awaited:
+                self._told(first)
