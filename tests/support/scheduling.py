@@ -10,7 +10,7 @@ from support.plan_rules import check_plan
 from twostep.core.hashing import prompt_hashes, root_hash
 from twostep.core.kv_cache import BlockGroup
 from twostep.core.loop import Abort, Command, EngineLoop
-from twostep.core.plan import Finished, Preemption, Resolved, Step, StepResult
+from twostep.core.plan import Finished, Plan, Preemption, Resolved, Step, StepResult
 from twostep.core.policies import TokenBudget
 from twostep.core.request import FinishReason, Request
 from twostep.core.scheduler import Scheduler, SchedulerConfig
@@ -75,8 +75,13 @@ class Life:
 class Session:
     """Surroundings of an `EngineLoop` whose executor is the checked one; all rules are checked after each step."""
 
-    def __init__(self, config: SchedulerConfig, executor: CheckedExecutor | None = None) -> None:
-        self.scheduler = Watched(config)
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        executor: CheckedExecutor | None = None,
+        scheduler: type[Scheduler] | None = None,
+    ) -> None:
+        self.scheduler = (scheduler or Watched)(config)
         self.executor = executor or CheckedExecutor(config.groups, stops=False)
         self.lives: dict[int, Life] = {}
         self.steps: list[Step] = []
@@ -183,6 +188,6 @@ class Session:
 class Watched(Scheduler):
     """A scheduler whose every plan is held against the rules before it is carried out."""
 
-    def advance(self, plan: Any) -> Step:
+    def advance(self, plan: Plan) -> Step:
         check_plan(self, plan)
         return super().advance(plan)
