@@ -1,13 +1,16 @@
 """The owner's side of the engine's process, for asyncio: submit, follow, cancel, and know how it is."""
 
 import asyncio
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from socket import socketpair
+from queue import SimpleQueue
+from socket import SHUT_RDWR, socket, socketpair
 from threading import Thread
 from time import monotonic
 
@@ -22,16 +25,21 @@ from twostep.errors import EngineDiedError
 class EngineClient:
     """Owns the process. All methods are for the event loop that `start` ran in."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", connection: "Connection[ToEngine, FromEngine]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", end: socket) -> None:
+        """`end` is ours of the socket to the process."""
         self.snapshot: Snapshot | None = None
         """As of the last message."""
         self.heard_s = monotonic()
         """When that came."""
         self.died: EngineDiedError | None = None
-        self._process, self._connection = process, connection
+        self._process, self._socket = process, end
+        self._connection: Connection[ToEngine, FromEngine] = Connection(os.dup(end.fileno()))
+        self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
         self._open: dict[str, asyncio.Queue[Event | Exception]] = {}
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._reader = Thread(target=self._read, args=(asyncio.get_running_loop(),), name="engine-reader", daemon=True)
+        loop = asyncio.get_running_loop()
+        Thread(target=self._read, args=(loop,), name="engine-reader", daemon=True).start()
+        Thread(target=self._write, name="engine-writer", daemon=True).start()
 
     @classmethod
     async def start(cls, path: Path, config: EngineConfig) -> tuple["EngineClient", Ready]:
@@ -40,11 +48,13 @@ class EngineClient:
         command = [sys.executable, "-m", "twostep.engine.process", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
-        connection: Connection[ToEngine, FromEngine] = Connection(ours.detach())
-        connection.send_bytes(pickle.dumps((path, config)))
-        client = cls(process, connection)
-        client._reader.start()
-        return client, await client._ready
+        client = cls(process, ours)
+        client._connection.send_bytes(pickle.dumps((path, config)))
+        try:
+            return client, await client._ready
+        except BaseException:
+            await client.stop()
+            raise
 
     @property
     def outstanding(self) -> int:
@@ -62,7 +72,7 @@ class EngineClient:
             raise self.died
         queue = self._open[id] = asyncio.Queue()
         try:
-            self._connection.send(Submit(id, prompt, params, priority, stream))
+            self._outbox.put(Submit(id, prompt, params, priority, stream))
             while True:
                 event = await queue.get()
                 if isinstance(event, Exception):
@@ -74,21 +84,31 @@ class EngineClient:
                     return
         finally:
             if self._open.pop(id, None) is not None and not self.died:
-                self._connection.send(Cancel(id))
+                self._outbox.put(Cancel(id))
 
     def ping(self) -> None:
         """Asks for a message: `heard_s` tells when one came."""
         if not self.died:
-            self._connection.send(Ping())
+            self._outbox.put(Ping())
 
     async def stop(self, grace_s: float = 5) -> None:
         """Ends the process: it sees its socket closed between two steps."""
-        self._connection.close()
+        self._outbox.put(None)
+        with suppress(OSError):  # the process ended before
+            self._socket.shutdown(SHUT_RDWR)  # closing alone would wait for the thread that reads
         try:
             await asyncio.to_thread(self._process.wait, grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
+        self._socket.close()
+        self._connection.close()
+
+    def _write(self) -> None:
+        """In its own thread: the engine reads between two steps, and the socket may hold less than a long prompt."""
+        with suppress(OSError):  # the process ended: the reader sees it too
+            while (message := self._outbox.get()) is not None:
+                self._connection.send(message)
 
     # --- what comes -----------------------------------------------------------------------------------------------
 
