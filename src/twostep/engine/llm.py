@@ -1,7 +1,7 @@
 """Many prompts at once, from Python: `LLM("smollm2-135m").generate(prompts, params)`."""
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -75,18 +75,10 @@ class LLM:
         """
         several = prompts_of(prompts)
         each, urgency = params_of(params, len(several)), priorities_of(priorities, len(several))
-        ids = self._submit_all([self._encode(prompt) for prompt in several], each, urgency)
-        bar = RequestProgress(len(ids)) if progress and ids else None
-        outputs = {}
-        try:
-            for output in self.run():
-                outputs[output.id] = output
-                if bar:
-                    bar.finished(output.output_tokens)
-        finally:
-            if bar:
-                bar.say(bar.summary())
-        return [outputs[id_] for id_ in ids]
+        tokens = [self._encode(prompt) for prompt in several]
+        with self._alone():
+            ids = self._submit_all(tokens, each, urgency)
+            return self._outputs(ids, RequestProgress(len(ids)) if progress and ids else None)
 
     def chat(
         self,
@@ -100,6 +92,8 @@ class LLM:
 
             [reply] = llm.chat([{"role": "user", "content": "Say yes."}], SamplingParams(max_tokens=8))
             assert reply.choices[0].text
+
+        Raises as `generate` does, and `TwostepError` where the template refuses the messages.
         """
         prompts = [self._render(messages) for messages in conversations_of(conversations)]
         return self.generate(prompts, params, priorities=priorities, progress=progress)
@@ -118,11 +112,7 @@ class LLM:
         Raises as `generate` does, at once.
         """
         [one], [asked], [urgency] = prompts_of([prompt]), params_of(params, 1), priorities_of(priority, 1)
-        tokens = self._encode(one)
-        self._check_free()
-        with self._undisturbed:
-            self._engine.submit(tokens, asked, priority=urgency, stream=True)
-        events = self._serve()
+        events = self._stream(self._encode(one), asked, urgency)
         next(events)
         return (event for event in events if event is not None)
 
@@ -153,8 +143,8 @@ class LLM:
 
         Leaving early, an exception included, aborts those that are left.
         """
-        with closing(self._serve()) as events:
-            for event in events:
+        with self._aborting():
+            for event in self._serve():
                 if isinstance(event, RequestOutput):
                     yield event
 
@@ -170,37 +160,64 @@ class LLM:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _serve(self) -> Generator[Event | None, None, None]:
-        """Events until nothing is outstanding. First comes None: who has taken it aborts what is left by leaving."""
+    @contextmanager
+    def _aborting(self) -> Iterator[None]:
+        """However it is left, nothing stays under way."""
         try:
-            yield None
-            while self._engine.outstanding:
-                with self._undisturbed:
-                    events = self._engine.turn()
-                yield from events
+            yield
         finally:
             with self._undisturbed:
                 self._engine.abort_all()
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The same, for requests that are submitted within. Raises `BusyError` if there are others."""
+        if count := self._engine.outstanding:
+            raise BusyError(f"requests under way: {count}; `run`, or an unfinished `stream`, has to end first")
+        with self._aborting():
+            yield
+
+    def _serve(self) -> Iterator[Event]:
+        """Events until nothing is outstanding."""
+        while self._engine.outstanding:
+            with self._undisturbed:
+                events = self._engine.turn()
+            yield from events
+
+    def _stream(self, prompt: Sequence[int], params: SamplingParams, priority: int) -> Iterator[Event | None]:
+        """First comes None: the request is taken on, and leaving aborts it from then on."""
+        with self._alone():
+            with self._undisturbed:
+                self._engine.submit(prompt, params, priority=priority, stream=True)
+            yield None
+            yield from self._serve()
+
     def _submit_all(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], priorities: Sequence[int]
     ) -> list[str]:
-        """All, or none."""
-        self._check_free()
+        """Raises `InvalidParameterError` that says which prompt cannot be served."""
         ids: list[str] = []
         with self._undisturbed:
-            try:
-                for prompt, asked, priority in zip(prompts, params, priorities, strict=True):
+            for prompt, asked, priority in zip(prompts, params, priorities, strict=True):
+                try:
                     ids.append(self._engine.submit(prompt, asked, priority=priority))
-            except InvalidParameterError as error:
-                self._engine.abort_all()
-                which = f"prompts[{len(ids)}]: " if len(prompts) > 1 else ""
-                raise type(error)(f"{which}{error}", error.param) from None
+                except InvalidParameterError as error:
+                    which = f"prompts[{len(ids)}]: " if len(prompts) > 1 else ""
+                    raise type(error)(f"{which}{error}", error.param) from None
         return ids
 
-    def _check_free(self) -> None:
-        if count := self._engine.outstanding:
-            raise BusyError(f"requests under way: {count}; `run`, or an unfinished `stream`, has to end first")
+    def _outputs(self, ids: Sequence[str], progress: RequestProgress | None) -> list[RequestOutput]:
+        """In the order of `ids`, when all have come."""
+        outputs = {}
+        try:
+            for output in self.run():
+                outputs[output.id] = output
+                if progress:
+                    progress.finished(output.output_tokens)
+        finally:
+            if progress:
+                progress.say(progress.summary())
+        return [outputs[id_] for id_ in ids]
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
