@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.engine import build
-from twostep.engine.collector import Delta
+from twostep.engine.collector import Delta, Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import RequestOutput
@@ -142,7 +142,7 @@ def said(output: RequestOutput) -> list[tuple[Any, ...]]:
     ]
 
 
-def streamed(events: Iterable[Delta | RequestOutput], id_: str, index: int) -> list[Delta]:
+def streamed(events: Iterable[Event], id_: str, index: int) -> list[Delta]:
     return [event for event in events if isinstance(event, Delta) and (event.id, event.index) == (id_, index)]
 
 
@@ -150,7 +150,11 @@ def streamed(events: Iterable[Delta | RequestOutput], id_: str, index: int) -> l
 
 
 def assert_no_residue(engine: Engine) -> None:
-    """Nobody is served, and nothing anywhere remembers that anybody was, but for blocks that may be found again."""
+    """Nobody is served, and nothing anywhere remembers that anybody was, but for blocks that may be found again.
+
+    A last turn, with nothing to serve, works through what the one before has noted.
+    """
+    assert engine.turn() == []
     scheduler, executor, surroundings = engine.scheduler, engine._executor, engine._surroundings
     scheduler.check()
     assert engine.outstanding == 0
@@ -201,6 +205,26 @@ class SpoiltSampler:
             if row.params.seed == self.seed and row.position >= self.position:
                 logits[i, 7] = np.nan
         return self.sampler.sample(logits, rows)
+
+
+@dataclass
+class ScriptedSampler:
+    """Gives the tokens that stand in a script, by seed, instead of those that it samples; from the start after the
+    last."""
+
+    sampler: Sampler
+    scripts: dict[int, list[int]]
+    prompt_tokens: int
+
+    def sample(self, logits: NDArray[np.float32], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
+        sampled = self.sampler.sample(logits, rows)
+        return [self._scripted(row, given) for row, given in zip(rows, sampled, strict=True)]
+
+    def _scripted(self, row: SampleRow, given: Sampled | SamplingError) -> Sampled | SamplingError:
+        script = self.scripts.get(row.params.seed or 0)
+        if script is None or isinstance(given, SamplingError):
+            return given
+        return given._replace(token=script[(row.position - self.prompt_tokens) % len(script)])
 
 
 @dataclass
