@@ -28,6 +28,10 @@ class BlockPool:
         """The block that holds what `name` says. Changes nothing."""
         return self._named.get(name)
 
+    def in_use(self, names: Iterable[bytes]) -> int:
+        """How many of these, which are all here, have users."""
+        return sum(self.users[self._named[name]] > 0 for name in names)
+
     def take(self) -> int:
         """A free block, now with one user and no name. Raises `IndexError` if none is free."""
         if self._blank:

@@ -64,10 +64,11 @@ class KvCache:
 
     def match(self, hashes: Sequence[bytes], limit: int) -> int:
         """How many of the first `limit` blocks need not be computed: all that a token after them sees is here."""
+        full = [pool for group, pool in zip(self.groups, self.pools, strict=True) if group.window is None]
         found = 0
-        while found < limit and self._held_by_full_groups(hashes[found]):
+        while found < limit and all(pool.find(hashes[found]) is not None for pool in full):
             found += 1
-        while found and not all(self._window_held(g, hashes, found) for g in range(len(self.groups))):
+        while found and self.windowed and not self._windows_hold(hashes, found):
             found -= 1
         return found
 
@@ -78,8 +79,7 @@ class KvCache:
         since its user may be about to let it go, and that user's plan counts on it.
         """
         return tuple(
-            self._reserved(group, start, tokens)
-            - (sum(1 for name in hashes[:cached] if self._in_use(pool, name)) if group.window is None else 0)
+            self._reserved(group, start, tokens) - (pool.in_use(hashes[:cached]) if group.window is None else 0)
             for group, pool in zip(self.groups, self.pools, strict=True)
         )
 
@@ -160,8 +160,8 @@ class KvCache:
         seq.published = 0
 
     def _let_go_passed(self, seq: Seq, g: int, computed: int) -> None:
-        for i in self._passed(seq, g, computed):
-            self.pools[g].release([seq.tables[g][i]])
+        for i, block in self._passed(seq, g, computed):
+            self.pools[g].release([block])
             seq.tables[g][i] = None
 
     # --- windows --------------------------------------------------------------------------------------------------
@@ -181,43 +181,25 @@ class KvCache:
         most = blocks_for(group.window + self._ahead + BLOCK_TOKENS)
         return min(blocks - _first_seen(group.window, start), most)
 
-    def _held_by_full_groups(self, name: bytes) -> bool:
+    def _windows_hold(self, hashes: Sequence[bytes], cached: int) -> bool:
+        """Whether each windowed group holds what a token after the first `cached` blocks sees of them."""
         return all(
             pool.find(name) is not None
-            for pool, group in zip(self.pools, self.groups, strict=True)
-            if group.window is None
+            for group, pool in zip(self.groups, self.pools, strict=True)
+            if group.window is not None
+            for name in hashes[_first_seen(group.window, cached * BLOCK_TOKENS) : cached]
         )
 
-    def _window_held(self, g: int, hashes: Sequence[bytes], cached: int) -> bool:
-        group, pool = self.groups[g], self.pools[g]
-        return group.window is None or all(
-            pool.find(name) is not None for name in hashes[_first_seen(group.window, cached * BLOCK_TOKENS) : cached]
-        )
-
-    def _passed(self, seq: Seq, g: int, computed: int) -> list[int]:
-        """Entries of the table that no later token sees and that are still held."""
-        window, table = self.groups[g].window, seq.tables[g]
-        if window is None:
-            return []
-        held = range(_first_seen(window, computed) - 1, -1, -1)
-        passed = []
-        for i in held:
-            if i < len(table) and table[i] is None:
-                break
-            passed.append(i)
-        return passed
+    def _passed(self, seq: Seq, g: int, computed: int) -> Iterator[tuple[int, int]]:
+        """Entries of the table that no later token sees and that are still held, the last first: (entry, block)."""
+        table = seq.tables[g]
+        for i in range(_first_seen(self.groups[g].window, computed) - 1, -1, -1):
+            if (block := table[i]) is None:
+                return
+            yield i, block
 
     def _passed_alone(self, seq: Seq, g: int, computed: int) -> int:
-        if self.groups[g].window is None:
-            return 0
-        pool, table = self.pools[g], seq.tables[g]
-        passed = (table[i] for i in self._passed(seq, g, computed))
-        return sum(1 for block in passed if block is not None and pool.users[block] == 1)
-
-    @staticmethod
-    def _in_use(pool: BlockPool, name: bytes) -> bool:
-        block = pool.find(name)
-        return block is not None and pool.users[block] > 0
+        return sum(self.pools[g].users[block] == 1 for _, block in self._passed(seq, g, computed))
 
     def check(self, live: Sequence[Seq]) -> None:
         """Raises `AssertionError` unless every user of a block is a table entry, and the other way round."""

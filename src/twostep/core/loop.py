@@ -23,11 +23,9 @@ class StepExecutor(Protocol):
 
     def start(self, step: Step) -> None:
         """Begins to compute `step`; need not wait for its end."""
-        ...
 
     def finish(self) -> StepResult:
         """Waits for the end of the step that was started, and reports it."""
-        ...
 
 
 class Surroundings(Protocol):
@@ -35,35 +33,27 @@ class Surroundings(Protocol):
 
     def now(self) -> int:
         """Nanoseconds, never going back."""
-        ...
 
     def hear(self) -> Iterable[Command]:
         """What was asked since the last call, in order. Does not wait."""
-        ...
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
         """A request is queued; its choices have these numbers from now on."""
-        ...
 
     def refused(self, request: Request, why: str, now: int) -> None:
         """A request was not queued."""
-        ...
 
     def began(self, step: Step, now: int) -> None:
         """A step has been handed to the executor."""
-        ...
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
         """A step has ended and its outcome is in the books."""
-        ...
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
         """Sequences ended because somebody asked for it."""
-        ...
 
     def catch_up(self) -> None:
         """A good moment for slow work, such as text: a step is running, or there is nothing to do."""
-        ...
 
 
 class EngineLoop:

@@ -147,8 +147,8 @@ class Planner:
             self._load = self._load.without_slice(chunk.start, chunk.tokens, chunk.tokens)
 
     def _make_way_for_the_urgent(self) -> None:
-        """Where the policy allows it, the least urgent give way to a waiting one that is more urgent than they, and that
-        lacks nothing but their seats and blocks."""
+        """Where the policy allows it, the least urgent give way to a waiting one that is more urgent and lacks
+        nothing but their seats and blocks."""
         first = next(iter(self._s.waiting), None)
         if first is None or not self._config.priority_preempts:
             return
@@ -192,7 +192,7 @@ class Planner:
                 unserved.remove(part)
 
     def _give_first_share(self, newcomer: _Part) -> None:
-        """What the budget allows; without any in its turn, or where no prompt got anything: some prompt always goes on."""
+        """What the budget allows; more in its turn, or where no prompt got anything: some prompt always goes on."""
         least = min(self._config.chunking.least_tokens, newcomer.left)
         alone = not any(part.grant.tokens for part in self._parts)
         in_turn = (self._s.steps + 1) % SHARE_EVERY_STEPS == 0

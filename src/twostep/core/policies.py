@@ -19,7 +19,6 @@ class Batching(Protocol):
 
     def open(self, running: int, waiting: int, left: int, waited_ns: int) -> int:
         """`left`: what it said in the step before, less those admitted since. `waited_ns`: how long the first waits."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -90,19 +89,15 @@ class Chunking(Protocol):
     @property
     def least_tokens(self) -> int:
         """What a prompt in prefill gets every few steps even where no budget is left; 0: prompts are never cut."""
-        ...
 
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
         """Of `wanted` tokens from position `start`, beside what is already in the step. `decoding`: others wait."""
-        ...
 
     def predict_ns(self, shape: StepShape) -> int | None:
         """What it expects a step to take, if it expects anything."""
-        ...
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
         """Feedback; only `Scheduler.resolve` calls it."""
-        ...
 
 
 class _Timeless:

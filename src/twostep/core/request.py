@@ -13,8 +13,8 @@ class Request:
 
     `hashes` are those of the prompt's full blocks (see `hashing`); empty means that its KV is neither looked up nor
     kept. A lower `priority` is more urgent. The first `arrived_tokens` of the prompt come with their KV, computed
-    elsewhere: the executor puts it into the blocks that the first step names; with a window, from the first block on that
-    the next token sees.
+    elsewhere: the executor puts it into the blocks that the first step names; with a window, from the first block on
+    that the next token sees.
     """
 
     id: str

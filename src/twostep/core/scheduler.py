@@ -298,7 +298,7 @@ class Scheduler:
         self._publish(plan, result)
         finished = [*self._settle_pending(result), *self._settle_others(result)]
         self.config.chunking.observe(plan.shape, result.step_ns)
-        if finished or (self.waiting and (plan.chunks or result.hashes)):
+        if self.waiting and (plan.chunks or result.hashes):
             self.changes += 1
         return Resolved(tuple(finished))
 
@@ -339,12 +339,11 @@ class Scheduler:
 
     def _go_on(self, seq: Sequence, drafts: int) -> None:
         """Decodes, or verifies `drafts`, no more than it may still have tokens after the first."""
-        seq.drafts = min(drafts, seq.limit - seq.known - 1)
-        if seq.drafts > 0:
+        seq.drafts = max(0, min(drafts, seq.limit - seq.known - 1))
+        if seq.drafts:
             seq.stage = Stage.PREFILL
             self.prefill[seq.number] = seq
         else:
-            seq.drafts = 0
             self.standing.join(seq)
             self._joined[seq.number] = seq
 

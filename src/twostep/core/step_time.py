@@ -38,12 +38,9 @@ class StepTimeModel(Protocol):
 
     def predict_ns(self, shape: StepShape) -> int:
         """Time within which such a step should end, its margin included."""
-        ...
 
     def largest_slice(self, load: StepShape, start: int, most: int, budget_ns: int) -> int:
         """The most tokens of one sequence from `start`, at most `most`, that fit beside `load`; 0 if none do."""
-        ...
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
         """A step of this shape took so long."""
-        ...
