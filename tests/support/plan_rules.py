@@ -1,7 +1,6 @@
 """What every plan keeps to, whatever the policies: asked of a plan before it is carried out."""
 
 import pickle
-from itertools import takewhile
 
 from twostep.core.plan import Plan
 from twostep.core.policies import MOST_PASSES, TimeBudget, TokenBudget
@@ -40,7 +39,7 @@ def _check_slices(scheduler: Scheduler, plan: Plan) -> None:
         assert chunk.number not in gone | standing
         assert chunk.start == starts.get(chunk.number, seq.computed)
         end = chunk.start + chunk.tokens
-        assert 0 < chunk.tokens
+        assert chunk.tokens > 0
         assert end <= seq.known + seq.drafts
         assert chunk.samples == (end - chunk.drafts == seq.known), "a row is sampled just when all known is computed"
         assert {scheduler.live[fork].stage for fork in chunk.forks} <= {Stage.ATTACHED}
@@ -85,7 +84,8 @@ def _check_admissions(scheduler: Scheduler, plan: Plan) -> None:
     held = {held.number: held.reason.why for held in plan.held}
     for number in admitted:
         seq = scheduler.live[number]
-        for earlier in takewhile(lambda other: other is not seq, scheduler.waiting):
+        queue = list(scheduler.waiting)
+        for earlier in queue[: queue.index(seq)]:
             if earlier.number not in admitted:
                 assert held[earlier.number] is Why.SHARES_PREFIX
                 assert _few_pass(seq, earlier)
