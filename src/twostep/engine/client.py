@@ -5,8 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,7 +14,7 @@ from socket import SHUT_RDWR, socket, socketpair
 from threading import Thread
 from time import monotonic
 
-from twostep.engine.collector import Delta, Event
+from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Cancel, Failed, FromEngine, Ping, Ready, Refused, Snapshot, Submit, ToEngine, Turned
 from twostep.engine.outputs import RequestOutput
@@ -63,28 +63,42 @@ class EngineClient:
 
     async def follow(
         self, id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0, stream: bool = False
-    ) -> AsyncIterator[Delta | RequestOutput]:
-        """Submits a request and yields what comes of it, the output last. Whoever leaves early cancels it.
+    ) -> AsyncIterator[Event]:
+        """Submits a request and yields what comes of it, the output last; otherwise like `follow_all`."""
+        async with aclosing(self.follow_all([Submit(id, prompt, params, priority, stream)])) as events:
+            async for event in events:
+                yield event
 
-        Raises `TwostepError` if it is refused, `EngineDiedError` if the engine dies meanwhile.
+    async def follow_all(self, submits: Sequence[Submit]) -> AsyncGenerator[Event]:
+        """Submits requests and yields what comes of them, until each has its output. Whoever leaves early cancels them.
+
+        Raises `TwostepError` if one is refused, `EngineDiedError` if the engine dies meanwhile.
         """
         if self.died:
             raise self.died
-        queue = self._open[id] = asyncio.Queue()
+        queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        left = {submit.id for submit in submits}
+        self._open.update(dict.fromkeys(left, queue))
         try:
-            self._outbox.put(Submit(id, prompt, params, priority, stream))
-            while True:
+            for submit in submits:
+                self._outbox.put(submit)
+            while left:
                 event = await queue.get()
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, RequestOutput):
-                    del self._open[id]
+                    left.remove(event.id)
+                    del self._open[event.id]
                 yield event
-                if isinstance(event, RequestOutput):
-                    return
         finally:
-            if self._open.pop(id, None) is not None and not self.died:
-                self._outbox.put(Cancel(id))
+            self._leave(left)
+
+    def _leave(self, ids: Iterable[str]) -> None:
+        """Nobody waits for these any more."""
+        for id_ in ids:
+            del self._open[id_]
+            if not self.died:
+                self._outbox.put(Cancel(id_))
 
     def ping(self) -> None:
         """Asks for a message: `heard_s` tells when one came."""
