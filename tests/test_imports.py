@@ -27,7 +27,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {"core", "spec", "perf", "settings", "recording", "bench", "errors"},
     "planner": {"core", "spec", "perf", "bench", "sim", "errors"},
     "disagg": {"core", "spec", "model", "kernels", "perf", "engine", "errors"},
-    "server": {"core", "spec", "model", "kernels", "perf", "engine", "openai_api", "disagg", "store", "errors"},
+    "server": {
+        "core", "spec", "model", "kernels", "perf", "settings", "engine", "openai_api", "disagg", "store", "errors",
+    },
 }
 MAY_IMPORT["cli"] = MAY_IMPORT.keys() - {"core"}
 """A part may import itself and these, directly. Function-level and type-checking imports count like any other."""

@@ -1,13 +1,25 @@
 """What a user may set of the HTTP front end; the engine's part is `EngineConfig`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from twostep.errors import InvalidParameterError
 
 LogFormat = Literal["text", "json", "off"]
+
+LEAST_S = 0.1
+"""A limit on waiting below this would end what nothing is wrong with."""
+
+
+class Effective(NamedTuple):
+    """A setting as it is in effect."""
+
+    name: str
+    value: Any
+    """As JSON has it; None: not set, or decided when the model is loaded."""
+    set_by: str
+    """A flag, an environment variable, a file, a preset, or the default."""
 
 
 @dataclass(frozen=True)
@@ -38,21 +50,22 @@ class ServerConfig:
     """With work pending and no step finished for so long, the server reports itself as not alive."""
     log: LogFormat = "text"
     """How each finished request is logged, one line on standard error."""
-    set_by: Mapping[str, str] = field(default_factory=dict)
-    """Who set what, by the names of the table of settings, the engine's included; what is not in it is a default."""
+    effective: tuple[Effective, ...] = ()
+    """All settings as they are in effect, the engine's included, for people to read."""
 
     def __post_init__(self) -> None:
         if not self.host:
             raise InvalidParameterError("host is ''; it has to be an address, such as 127.0.0.1", "host")
         self._check("port", self.port, 0, 65535)
-        for name in ("max_connections", "max_body_bytes"):
-            self._check(name, getattr(self, name), 1)
         self._check("max_queue", self.max_queue, 0)
-        for name in ("drain_s", "stall_s", "request_timeout_s"):
-            if (value := getattr(self, name)) is not None:
-                self._check(name, value, 0)
-        for name, values in (("api_key", self.api_keys), ("cors_origins", self.cors_origins)):
-            if not all(values):
+        self._check("max_connections", self.max_connections, 1)
+        self._check("max_body_bytes", self.max_body_bytes, 1)
+        self._check("drain_s", self.drain_s, 0)
+        self._check("stall_s", self.stall_s, LEAST_S)
+        if self.request_timeout_s is not None:
+            self._check("request_timeout_s", self.request_timeout_s, LEAST_S)
+        for name in ("api_keys", "cors_origins"):
+            if not all(getattr(self, name)):
                 raise InvalidParameterError(f"{name} has an empty member", name)
         if self.log not in get_args(LogFormat):
             allowed = ", ".join(get_args(LogFormat))

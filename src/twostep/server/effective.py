@@ -1,0 +1,44 @@
+"""The effective settings, with who set them and the arithmetic behind them: what is printed at the start, and what
+`/v1/config` answers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from twostep.engine.messages import Ready
+from twostep.server.config import Effective, ServerConfig
+
+
+def effective(config: ServerConfig, ready: Ready) -> dict[str, Any]:
+    """The answer of `/v1/config`: JSON's values. What was left open is as it was decided when the model was loaded."""
+    return {
+        "settings": {name: {"value": value, "set_by": by} for name, value, by in rows(config, ready)},
+        "kv_blocks": ready.settings.blocks[0],
+        "instruction_set": ready.isa,
+        "arithmetic": list(ready.lines),
+    }
+
+
+def rows(config: ServerConfig, ready: Ready) -> Iterator[Effective]:
+    """All settings, in the order of their table."""
+    decided = {"max_model_len": ready.settings.context_tokens, "threads": ready.threads}
+    for row in config.effective:
+        yield row._replace(value=decided.get(row.name, row.value))
+
+
+def lines(config: ServerConfig, ready: Ready) -> Iterator[str]:
+    """The same to print, in columns."""
+    shown = [(row.name, _text(row.value), row.set_by) for row in rows(config, ready)]
+    widths = [max(len(row[column]) for row in shown) for column in (0, 1)]
+    for name, value, by in shown:
+        yield f"{name:<{widths[0]}}  {value:<{widths[1]}}  {by}"
+
+
+def _text(value: object) -> str:
+    match value:
+        case None | []:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ",".join(map(str, value))
+    return str(value)
