@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from twostep.batchfile.answers import AnswerFile
 from twostep.batchfile.lines import BatchFileError, check_lines
 from twostep.batchfile.run import MAX_OUTSTANDING
 from twostep.cli.batch import UnansweredError, answer_file
+from twostep.cli.engine_options import kv_memory
 from twostep.cli.main import main
 from twostep.model.loaded import LoadedModel, open_model
 
@@ -74,6 +76,26 @@ def test_a_line_of_several_prompts_is_one_answer(model: LoadedModel, tmp_path: P
     answer_file(requests, tmp_path / "out", lambda: FakeEngine(model), ["m"])
     [answer] = answers_in(tmp_path / "out").values()
     assert [choice["index"] for choice in answer["response"]["body"]["choices"]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_line_with_a_prompt_that_is_refused_asks_for_none_of_its_prompts(model: LoadedModel, tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", [completion("a", ["one", "two", "word " * 2000, "three"]), completion("b")])
+    engine = FakeEngine(model)
+    with pytest.raises(UnansweredError, match=r"^1 requests got an error"):
+        answer_file(requests, tmp_path / "out", lambda: engine, ["m"])
+    assert engine.submitted == ["1.0", "1.1", "2.0"]
+    assert engine.aborted == ["1.0", "1.1"]
+    answers = answers_in(tmp_path / "out")
+    assert [answers[id_]["response"]["status_code"] for id_ in "ab"] == [400, 200]
+
+
+def test_the_engine_is_closed_whatever_happens(model: LoadedModel, tmp_path: Path) -> None:
+    requests = written(tmp_path / "in", [completion(id_) for id_ in "ab"])
+    for stop_after in (0, None):
+        engine = FakeEngine(model, stop_after=stop_after)
+        with pytest.raises(KeyboardInterrupt) if stop_after == 0 else nullcontext():
+            answer_file(requests, tmp_path / "out", lambda engine=engine: engine, ["m"])
+        assert engine.closed
 
 
 def test_lines_are_handed_over_as_the_engine_has_room(model: LoadedModel, tmp_path: Path) -> None:
@@ -233,6 +255,28 @@ def test_a_killed_process_leaves_whole_lines_and_at_most_one_torn(tmp_path: Path
     assert answers_in(tmp_path / "out").keys() == answers.answered
 
 
+KV_MEMORY = (
+    "it has to be a share above 0 and at most 1, such as 0.5, "
+    "or a size in B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, such as 2GiB"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("0.5", {"kv_share": 0.5}),
+        ("1", {"kv_share": 1.0}),
+        (".25", {"kv_share": 0.25}),
+        ("2GiB", {"kv_bytes": 2 << 30}),
+        ("1.5 GB", {"kv_bytes": 1_500_000_000}),
+        ("512MiB", {"kv_bytes": 512 << 20}),
+        ("3000000B", {"kv_bytes": 3_000_000}),
+    ],
+)
+def test_kv_memory_is_a_share_or_a_size(text: str, meaning: dict[str, float]) -> None:
+    assert kv_memory(text) == meaning
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -242,6 +286,10 @@ def test_a_killed_process_leaves_whole_lines_and_at_most_one_torn(tmp_path: Path
         (["--raw"], "--raw has no meaning with --file: its lines say what they ask for"),
         (["--stats"], "--executor and --stats are for a single prompt, not for --file"),
         (["--threads", "0"], "--threads is 0; it has to be at least 1"),
+        (["--kv-memory", "2"], f"--kv-memory is '2'; {KV_MEMORY}"),
+        (["--kv-memory", "2 GiBs"], f"--kv-memory is '2 GiBs'; {KV_MEMORY}"),
+        (["--kv-memory", "0"], f"--kv-memory is '0'; {KV_MEMORY}"),
+        (["--kv-memory", "50%"], f"--kv-memory is '50%'; {KV_MEMORY}"),
         ([], "{file} has no requests"),
     ],
 )
@@ -259,6 +307,8 @@ def test_options_that_a_file_makes_void(
         (["--file", "x"], "--file and --out need each other"),
         (["--out", "x"], "--file and --out need each other"),
         (["Why?", "--served-model-name", "x"], "--served-model-name is for --file"),
+        (["Why?", "--max-num-seqs", "3"], "--max-num-seqs is for --file"),
+        (["Why?", "--kv-memory", "1GB"], "--kv-memory is for --file"),
     ],
 )
 def test_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,11 +78,22 @@ class TestGenerate:
     def test_statistics_go_to_standard_error(self) -> None:
         result = twostep("generate", PROMPT, "--max-tokens", "8", "--stats")
         assert b"TTFT" not in result.stdout
-        engine, load, prefill, decode = result.stderr.decode().splitlines()
+        engine, load, queue, prefill, decode = result.stderr.decode().splitlines()
         assert re.match(r"engine   \w+, \d+ threads; weights 92.1 MiB in the file, \d+.\d MiB repacked", engine)
-        assert load.startswith("load ")
-        assert prefill.startswith("prefill ")
-        assert decode.startswith("decode   7 tokens, TPOT ")
+        assert re.fullmatch(r"load     \d+.\d{3} s", load)
+        assert re.fullmatch(r"queue    \d+.\d ms", queue)
+        assert re.fullmatch(r"prefill  36 tokens, TTFT \d+.\d{3} s, \d+ tokens/s", prefill)
+        assert re.fullmatch(r"decode   7 tokens, TPOT \d+.\d ms, \d+ tokens/s", decode)
+
+    def test_statistics_show_each_chunk_of_a_long_prompt(self) -> None:
+        result = twostep("generate", "--raw", "one two " * 400, "--max-tokens", "2", "--stats")
+        [chunks] = [line for line in result.stderr.decode().splitlines() if "in chunks" in line]
+        assert re.fullmatch(r" +in chunks: 512 in \d+ ms, \d+ in \d+ ms", chunks)
+
+    def test_the_cache_holds_this_answer_and_no_more(self) -> None:
+        """36 tokens of prompt and 8 of answer: three blocks of 16 at 22.5 KiB a token."""
+        result = twostep("generate", PROMPT, "--max-tokens", "8", "--stats")
+        assert b"KV cache 1.1 MiB" in result.stderr
 
     def test_one_token_has_no_time_per_token(self) -> None:
         assert b"decode" not in twostep("generate", PROMPT, "--max-tokens", "1", "--stats").stderr
@@ -132,7 +143,7 @@ class TestGenerate:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["generate"], "the following arguments are required: PROMPT, or --file and --out (see twostep generate --help)"),
+            (["generate"], "the following arguments are required: PROMPT, or --file and --out"),
             (["generate", PROMPT, "--top-k", "few"], "argument --top-k: invalid int value: 'few'"),
             (["generate", PROMPT, "--max", "1"], "unrecognized arguments: --max 1"),
             (["dance"], "argument COMMAND: invalid choice: 'dance'"),
