@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: hello build test test-models bench-model bench-peers-model report check-avx512 clean
+.PHONY: hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching report check-avx512 clean
 .DELETE_ON_ERROR:
 
 hello: $(VENV)/installed
@@ -30,6 +30,16 @@ bench-model: $(VENV)/installed
 # Needs other engines: `.venv/bin/python -m benchmarks.peers_model --help` says how to install them.
 bench-peers-model: $(VENV)/installed
 	$(BIN)/python -m benchmarks.peers_model $(addprefix --llama-dir ,$(LLAMA_DIR)) \
+	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
+	$(BIN)/python -m benchmarks.report
+
+bench-scheduler: $(VENV)/installed
+	$(BIN)/python -m benchmarks.scheduler
+	$(BIN)/python -m benchmarks.report
+
+# Measures Twostep alone, or beside the engines given; `.venv/bin/python -m benchmarks.batching --help` says more.
+bench-batching: $(VENV)/installed
+	$(BIN)/python -m benchmarks.batching $(addprefix --llama-dir ,$(LLAMA_DIR)) \
 	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
 	$(BIN)/python -m benchmarks.report
 

@@ -25,7 +25,7 @@ from benchmarks.peers_model import INSTALL, LLAMA_BEST
 from benchmarks.prefix_reuse import PrefixPoint
 from benchmarks.progress import say
 from benchmarks.results import check_writable, write
-from benchmarks.serving_engines import ServingEngine, Twostep
+from benchmarks.serving_engines import Twostep
 from benchmarks.throughput import Throughput
 from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
@@ -134,20 +134,26 @@ def _compare(
 ) -> Peers | None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        started = _others(options, model.path, folder, surroundings.threads)
-        others = [stack.enter_context(closing(engine)) for engine in started]
-        if not others:
+        openvino = [stack.enter_context(closing(one)) for one in _openvino(options, model.path, surroundings.threads)]
+        started = _llama_servers(options, model.path, folder, surroundings.threads)
+        llama = [stack.enter_context(closing(one)) for one in started]
+        if not (openvino or llama):
             say("no other engine was given: left out")
             return None
         ours = Twostep(model, f"commit {surroundings.commit}", max_num_seqs=effort.throughput.outstanding)
-        stalls = interference.measure([*interference.engines(model, effort.stalls, STALLS), *others], effort.stalls)
-        return Peers(throughput.measure([ours, *others], effort.throughput), stalls)
+        cutting = interference.engines(model, effort.stalls, STALLS)
+        stalls = interference.measure([*cutting, *openvino, *llama], effort.stalls)
+        return Peers(throughput.measure([ours, *openvino, *llama[1:]], effort.throughput), stalls)
 
 
-def _others(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[ServingEngine]:
-    """Those that were asked for: OpenVINO on the same file, llama.cpp on the kind of weights it is fastest with."""
+def _openvino(options: argparse.Namespace, path: Path, threads: int) -> Iterator[OpenVinoServing]:
+    """If asked for: on the same file."""
     if options.openvino_python is not None:
         yield OpenVinoServing(options.openvino_python, threads, path, path.stem.rpartition(".")[2])
+
+
+def _llama_servers(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[LlamaServer]:
+    """If asked for, on the kind of weights it is fastest with: as it comes, and as it is fastest with many requests."""
     if options.llama_dir is not None:
         version = options.llama_version or programs_version(options.llama_dir)
         weights = requantise(options.llama_dir, path, LLAMA_BEST, folder)

@@ -24,7 +24,7 @@ class Effort:
         return jobs.stall(run, newcomer=self.newcomer, tokens=self.tokens, after=self.after)
 
 
-FULL = Effort(newcomer=2048, tokens=480, after=48, runs=5, chunkings=CHUNKINGS)
+FULL = Effort(newcomer=2048, tokens=480, after=48, runs=3, chunkings=CHUNKINGS)
 QUICK = Effort(newcomer=64, tokens=24, after=4, runs=2, chunkings=("none", "tokens=32"))
 
 

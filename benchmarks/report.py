@@ -1,6 +1,7 @@
-"""`python -m benchmarks.report`: writes the tables of README and docs/performance.md from the committed result files.
+"""`python -m benchmarks.report`: writes the tables and plots of README and docs from the committed result files.
 
 The text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated; everything around it is written by hand.
+Plots are whole files.
 """
 
 import re
@@ -8,12 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import results, tables
+from benchmarks import batching_tables, results, scheduler_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
 
 NOTHING_YET = "`make bench-model` measures this machine and writes the table here."
+NOT_MEASURED = "Not measured yet."
 
 
 class ReportError(TwostepError):
@@ -38,7 +40,7 @@ def readme(folder: Path) -> str:
 
 
 def performance_peers(folder: Path) -> str:
-    return "\n\n".join(map(_comparison, results.read("peers-model", folder))) or "Not measured yet."
+    return "\n\n".join(map(_comparison, results.read("peers-model", folder))) or NOT_MEASURED
 
 
 def _comparison(result: Json) -> str:
@@ -49,7 +51,7 @@ def _comparison(result: Json) -> str:
 
 
 def performance_model(folder: Path) -> str:
-    return "\n\n".join(map(_model, results.read("model", folder))) or "Not measured yet."
+    return "\n\n".join(map(_model, results.read("model", folder))) or NOT_MEASURED
 
 
 def _model(result: Json) -> str:
@@ -65,25 +67,51 @@ def _model(result: Json) -> str:
     return "\n\n".join(parts)
 
 
+def batching_readme(folder: Path) -> str:
+    found = results.read("batching", folder)
+    shown = [f"{batching_tables.main_rows(one)}\n\n{tables.provenance(one)}" for one in found]
+    return "\n\n".join(shown) or NOT_MEASURED
+
+
+def batching(folder: Path) -> str:
+    return "\n\n".join(map(batching_tables.batching, results.read("batching", folder))) or NOT_MEASURED
+
+
+def batching_peers(folder: Path) -> str:
+    found = [one for one in results.read("batching", folder) if one["peers"]]
+    return "\n\n".join(map(batching_tables.peers, found)) or NOT_MEASURED
+
+
+def scheduler(folder: Path) -> str:
+    return "\n\n".join(map(scheduler_tables.scheduler, results.read("scheduler", folder))) or NOT_MEASURED
+
+
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
     ("docs/performance.md", "bench-model", performance_model),
+    ("README.md", "bench-batching", batching_readme),
+    ("docs/batching.md", "bench-batching", batching),
+    ("docs/batching.md", "bench-batching-peers", batching_peers),
+    ("docs/batching.md", "bench-scheduler", scheduler),
 )
 """File, name of the part in it, what makes it."""
 
 
 def render(documents: Path = ROOT, folder: Path = results.FOLDER) -> dict[str, str]:
-    """The whole text of each document as it should be, by path."""
+    """The whole text of each document and plot as it should be, by path."""
     texts = {path: (documents / path).read_text() for path, _, _ in PARTS}
     for path, name, make in PARTS:
         texts[path] = fill(texts[path], name, make(folder))
+    for result in results.read("batching", folder):
+        texts |= {f"docs/{path}": text for path, text in batching_tables.plots(result).items()}
     return texts
 
 
 def main() -> int:
     try:
         for path, text in render().items():
+            (ROOT / path).parent.mkdir(exist_ok=True)
             (ROOT / path).write_text(text)
     except TwostepError as error:
         print(f"benchmarks.report: {error}", file=sys.stderr)

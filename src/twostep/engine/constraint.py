@@ -1,0 +1,149 @@
+"""Which tokens may come next so that an answer keeps to its grammar. The grammars are llguidance's work."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostep.engine.structured import StructuredOutput
+from twostep.errors import InvalidParameterError
+from twostep.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Mask = NDArray[np.uint32]
+
+LIMITS = {"initial_lexer_fuel": 250_000, "max_grammar_size": 100_000, "max_lexer_states": 25_000}
+"""What a hostile grammar may cost: about 0.2 s to compile and 50 MB. A mask is bounded by the library's defaults, about
+20 ms. Ordinary schemas take 1 ms and 0.1 ms."""
+CACHED_GRAMMARS = 16
+JSON_OPTIONS = {"whitespace_pattern": r"\x20|\n[\x20\t]{0,32}"}
+"""Where JSON allows whitespace: one space, or a new line and its indentation. Small models fall into endless blanks."""
+
+
+class Constraint:
+    """One answer under a grammar. What may come next follows from the answer's tokens alone.
+
+    Safe to ask from two threads: the one that steps are planned in asks while a step runs, the one that computes it
+    asks when the logits are there, and whoever comes first does the work.
+    """
+
+    def __init__(self, matcher: "LLMatcher", rows: int, tokens: int) -> None:
+        """`rows` of the head, of which the first `tokens` are tokens. `matcher` is this answer's own."""
+        self.problem: str | None = None
+        """Why no token is allowed any more: a limit was exceeded."""
+        self._matcher = matcher
+        self._mask: Mask = np.zeros(-(-rows // 32), np.uint32)
+        self._target = self._mask.ctypes.data, -(-tokens // 32) * self._mask.itemsize
+        self._followed = 0
+        self._masked: int | None = None
+        self._lock = Lock()
+
+    def mask(self, output: NDArray[np.int32], allowed: Mask | None) -> Mask:
+        """A mask for `SampleRow`: the tokens that may follow `output`, all output tokens so far, and are `allowed`.
+
+        Where the grammar leaves only the end, the end is allowed. Valid until asked about more output.
+        """
+        with self._lock:
+            if self._masked != len(output):
+                self._compute(output, allowed)
+                self._masked = len(output)
+            return self._mask
+
+    def _compute(self, output: NDArray[np.int32], allowed: Mask | None) -> None:
+        if len(output) > self._followed:
+            self._matcher.consume_tokens(output[self._followed :].tolist())
+            self._followed = len(output)
+        self._matcher.unsafe_compute_mask_ptr(*self._target)
+        if self._matcher.is_error():
+            self.problem = f"the answer's grammar cannot be followed: {_first_line(self._matcher.get_error())}"
+            self._mask.fill(0)
+        elif allowed is not None and (self._mask & allowed).any():
+            self._mask &= allowed
+
+
+class Grammars:
+    """Compiles what requests of one model ask for. The latest grammars are kept."""
+
+    def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
+        self._tokenizer, self._rows = tokenizer, rows
+        self._compiled = lru_cache(CACHED_GRAMMARS)(self._compile)
+
+    def check(self, structured: StructuredOutput) -> None:
+        """Raises `InvalidParameterError` for what cannot be compiled within `LIMITS`, or if llguidance is missing."""
+        self._compiled(structured)
+
+    def constraint(self, structured: StructuredOutput) -> Constraint:
+        """For an answer that begins. Raises as `check` does."""
+        matcher = self._compiled(structured).deep_copy()
+        return Constraint(matcher, self._rows, self._tokenizer.vocab_size)
+
+    def _compile(self, structured: StructuredOutput) -> "LLMatcher":
+        """The first mask is part of the check: some grammars show only there that they are too large, or empty."""
+        library, tokens = _library(), self._tokens
+        try:
+            grammar = library.grammar_from(structured.kind, _with_options(structured))
+        except ValueError as error:
+            raise _refused(structured, str(error)) from None
+        limits = library.LLParserLimits(**LIMITS, verbose_errors=False)
+        matcher: LLMatcher = library.LLMatcher(tokens, grammar, limits=limits, log_level=0)
+        first = matcher.deep_copy()
+        if not matcher.is_error():
+            first.compute_bitmask()
+        if problem := matcher.get_error() or first.get_error():
+            raise _refused(structured, problem)
+        return matcher
+
+    @cached_property
+    def _tokens(self) -> "LLTokenizer":
+        """The vocabulary as llguidance wants it; made once, in some tenths of a second."""
+        vocabulary = _TokenBytes(self._tokenizer)
+        tokens: LLTokenizer = _library().LLTokenizer(vocabulary, eos_token=sorted(self._tokenizer.eos_ids))
+        return tokens
+
+
+class _TokenBytes:
+    """Our tokenizer in the form that `LLTokenizer` asks for. Control tokens are in no grammar's text."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = min(tokenizer.eos_ids)
+        self.bos_token_id = tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(id_) for id_ in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.vocabulary.control)
+
+    def __call__(self, text: str) -> Sequence[int]:
+        return self._tokenizer.encode(text, special=False, add_bos=False)
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        problem = "structured output needs the package llguidance; install it with: pip install 'twostep[structured]'"
+        raise InvalidParameterError(problem, "structured") from None
+    return llguidance
+
+
+def _with_options(structured: StructuredOutput) -> str:
+    """The text, a schema with our defaults for what the schema itself does not say."""
+    if structured.kind != "json_schema":
+        return structured.text
+    schema = json.loads(structured.text)
+    return json.dumps({"x-guidance": JSON_OPTIONS} | schema) if isinstance(schema, dict) else structured.text
+
+
+def _refused(structured: StructuredOutput, problem: str) -> InvalidParameterError:
+    what = structured.kind.replace("json_schema", "JSON schema")
+    return InvalidParameterError(f"structured: the {what} cannot be used: {_first_line(problem)}", "structured")
+
+
+def _first_line(problem: str) -> str:
+    return problem.strip().partition("\n")[0][:200]
