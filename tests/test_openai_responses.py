@@ -13,7 +13,7 @@ from twostep.engine.params import SamplingParams
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.logprobs import chat_logprobs, completion_logprobs
+from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.responses import response_body
 from twostep.openai_api.timings import timings
@@ -135,7 +135,7 @@ def test_logprobs_of_chat(tokenizer: Tokenizer) -> None:
 
 
 def test_logprobs_of_completions(tokenizer: Tokenizer) -> None:
-    made = completion_logprobs(entries(tokenizer), tokenizer)
+    made = completion_logprobs(entries(tokenizer), tokenizer, TextOffsets(tokenizer))
     assert made == {
         "tokens": ["hello", r"bytes:\xe6", r"bytes:\xbc", r"bytes:\xa2"],
         "token_logprobs": [-0.5, -2.0, -0.125, -9999.0],

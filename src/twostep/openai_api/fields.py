@@ -12,7 +12,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "cache_salt": (),
     "chat_template": (),
-    "continue_final_message": (False,),
     "documents": ([],),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -41,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 
 WITHOUT_EFFECT = {
     "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "stream_options", "user",
+    "service_tier", "store", "user",
 }  # fmt: skip
 """Known fields that do not change the answer; whatever they say is accepted."""
 

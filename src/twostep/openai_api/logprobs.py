@@ -1,6 +1,6 @@
 """Log-probabilities of output tokens in the forms of the two endpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from twostep.engine.outputs import TokenLogprobs
@@ -28,10 +28,26 @@ def _chat_token(id_: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
     return {"token": raw.decode(errors="replace"), "logprob": max(logprob, LOWEST), "bytes": list(raw)}
 
 
+class TextOffsets:
+    """Characters of one answer's text before each of its tokens, as they come."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special)
+        self._length = 0
+
+    def push(self, ids: Iterable[int]) -> list[int]:
+        """Offsets of the next tokens."""
+        offsets = []
+        for id_ in ids:
+            offsets.append(self._length)
+            self._length += len(self._detokenizer.push(id_))
+        return offsets
+
+
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, skip_special: bool = True
+    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Lists with an entry for each token; `text_offset` counts characters of the answer's text before it.
+    """Lists with an entry for each token, the next ones of `offsets`.
 
     The alternatives include the chosen token, so that there may be one more than asked for.
     """
@@ -39,7 +55,7 @@ def completion_logprobs(
         "tokens": [_name(entry.token_id, tokenizer) for entry in entries],
         "token_logprobs": [max(entry.logprob, LOWEST) for entry in entries],
         "top_logprobs": [_alternatives(entry, tokenizer) for entry in entries],
-        "text_offset": _offsets([entry.token_id for entry in entries], tokenizer, skip_special),
+        "text_offset": offsets.push(entry.token_id for entry in entries),
     }
 
 
@@ -55,12 +71,3 @@ def _name(id_: int, tokenizer: Tokenizer) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _offsets(ids: Sequence[int], tokenizer: Tokenizer, skip_special: bool) -> list[int]:
-    detokenizer = IncrementalDetokenizer(tokenizer, skip_special)
-    offsets, length = [], 0
-    for id_ in ids:
-        offsets.append(length)
-        length += len(detokenizer.push(id_))
-    return offsets

@@ -1,5 +1,6 @@
 """What a body wants answered, as token ids: a conversation by the model's template, or raw prompts."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,33 @@ def chat_prompt(fields: Fields, model: LoadedModel) -> Tokens:
     """Tokens of `messages`. The template writes the beginning-of-sequence token, unless `add_special_tokens` asks for
     one more, as in vLLM."""
     messages = _messages(fields.take("messages"))
-    generation = fields.flag("add_generation_prompt", True)
     variables = _template_variables(fields.take("chat_template_kwargs", {}))
-    text = model.template.render(messages, add_generation_prompt=generation, **variables)
+    goes_on = fields.flag("continue_final_message")
+    generation = fields.flag("add_generation_prompt", not goes_on)
+    if goes_on and generation:
+        problem = "continue_final_message and add_generation_prompt are both true; an answer either goes on or begins"
+        raise ApiError(problem, param="continue_final_message")
+    if goes_on:
+        text = _unfinished(messages, model, variables)
+    else:
+        text = model.template.render(messages, add_generation_prompt=generation, **variables)
     tokens = model.tokenizer.encode(text, special=True, add_bos=fields.flag("add_special_tokens"))
     return _not_empty(tokens, "messages")
+
+
+def _unfinished(messages: list[dict[str, Any]], model: LoadedModel, variables: Mapping[str, Any]) -> str:
+    """The conversation up to the end of the last message's content, without what the template writes after it."""
+    *before, last = messages
+    if not last["content"]:
+        problem = "continue_final_message is true; the last message has no content to go on from"
+        raise ApiError(problem, param="messages")
+    mark = secrets.token_hex(16)
+    marked = [*before, {**last, "content": last["content"] + mark}]
+    text, found, _ = model.template.render(marked, add_generation_prompt=False, **variables).partition(mark)
+    if not found:
+        problem = "continue_final_message is true; the chat template does not show the last message's content as it is"
+        raise ApiError(problem, param="continue_final_message")
+    return text
 
 
 def completion_prompts(fields: Fields, tokenizer: Tokenizer) -> tuple[Tokens, ...]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 from twostep.engine.params import SamplingParams
@@ -15,6 +16,14 @@ from twostep.openai_api.prompts import Tokens, chat_prompt, completion_prompts
 
 COMPLETION_MAX_TOKENS = 16
 """What `/v1/completions` gives if a body does not say, in OpenAI's API and in vLLM."""
+
+class StreamedUsage(Enum):
+    """Which chunks of a stream count tokens."""
+
+    NO = "none"
+    LAST = "one of its own, after the answers"
+    EACH = "that, and so far in every one"
+
 
 _AS_THEY_ARE = (
     "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "min_p", "min_tokens", "n", "presence_penalty",
@@ -39,6 +48,7 @@ class ApiRequest:
     return_token_ids: bool
     unknown: tuple[str, ...]
     """Fields that were ignored since nobody knows them, for whoever keeps a log."""
+    usage: StreamedUsage = StreamedUsage.NO
 
 
 def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequence[str]) -> ApiRequest:
@@ -96,9 +106,10 @@ def _request(
         prompts=prompts,
         params=SamplingParams(logit_bias=bias, top_k=top_k, **extent, **fields.take_all(_AS_THEY_ARE)),
         priority=_priority(fields.take("priority", 0)),
-        stream=fields.flag("stream"),
+        stream=(stream := fields.flag("stream")),
         echo=echo,
         return_token_ids=fields.flag("return_token_ids"),
+        usage=_streamed_usage(fields.take("stream_options"), stream),
         unknown=fields.rest(),
     )
 
@@ -132,6 +143,20 @@ def _chat_logprobs(fields: Fields) -> Any:
         raise ApiError(f"top_logprobs is {shown(top)}; it needs logprobs to be true", param="top_logprobs")
     check_integer("top_logprobs", top, 0, MAX_LOGPROBS)
     return top
+
+
+def _streamed_usage(options: object, stream: bool) -> StreamedUsage:
+    if options is None:
+        return StreamedUsage.NO
+    if not stream or not isinstance(options, Mapping):
+        allowed = "an object" if stream else "absent where stream is not true"
+        raise ApiError(f"stream_options is {shown(options)}; it has to be {allowed}", param="stream_options")
+    fields = Fields(options)
+    last, each = fields.flag("include_usage"), fields.flag("continuous_usage_stats")
+    if each and not last:
+        problem = "stream_options has continuous_usage_stats; that needs include_usage to be true"
+        raise ApiError(problem, param="stream_options")
+    return StreamedUsage.EACH if each else StreamedUsage.LAST if last else StreamedUsage.NO
 
 
 def _logit_bias(bias: object) -> dict[int, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.logprobs import chat_logprobs, completion_logprobs
+from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.timings import timings
 
-_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
-_OBJECT = {"chat": "chat.completion", "completion": "text_completion"}
+ID_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
+OBJECT = {"chat": "chat.completion", "completion": "text_completion"}
 
 
 def response_body(
@@ -25,8 +25,8 @@ def response_body(
         if choice.finish_reason in ("error", "abort"):
             raise ApiError(choice.error or "the request was aborted", status=500)
     return {
-        "id": _PREFIX[request.kind] + unique,
-        "object": _OBJECT[request.kind],
+        "id": ID_PREFIX[request.kind] + unique,
+        "object": OBJECT[request.kind],
         "created": created_s,
         "model": request.model,
         "choices": [
@@ -80,5 +80,6 @@ def _completion_choice(
 ) -> dict[str, Any]:
     skip_special = request.params.skip_special_tokens
     prompt = tokenizer.decode(output.prompt_token_ids, skip_special=skip_special) if request.echo else ""
-    logprobs = None if choice.logprobs is None else completion_logprobs(choice.logprobs, tokenizer, skip_special)
+    offsets = TextOffsets(tokenizer, skip_special)
+    logprobs = None if choice.logprobs is None else completion_logprobs(choice.logprobs, tokenizer, offsets)
     return {"text": prompt + choice.text, "logprobs": logprobs}

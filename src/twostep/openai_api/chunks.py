@@ -1,0 +1,143 @@
+"""Streamed replies as server-sent events, each made ready to be sent: bytes of which only what is new is encoded."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from twostep.engine.collector import Delta
+from twostep.engine.outputs import ChoiceOutput, RequestOutput
+from twostep.model.tokenizer import Tokenizer
+from twostep.openai_api.errors import ApiError
+from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from twostep.openai_api.requests import ApiRequest, StreamedUsage
+from twostep.openai_api.responses import ID_PREFIX, usage
+from twostep.openai_api.timings import timings
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of every stream."""
+
+_OBJECT = {"chat": "chat.completion.chunk", "completion": "text_completion"}
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+@dataclass
+class _Choice:
+    """One choice as far as it has been sent."""
+
+    offsets: TextOffsets
+    begun: bool = False
+
+
+class Chunks:
+    """Makes the events of one reply. All chunks have one id and one time of creation.
+
+    A chunk of a choice has its `finish_reason` once, in its last chunk, and null before. `timings` are in the last
+    chunk of all, which is that of the usage if it was asked for.
+    """
+
+    def __init__(self, request: ApiRequest, tokenizer: Tokenizer, *, unique: str, created_s: int) -> None:
+        """`unique` makes the reply's id."""
+        self._request, self._tokenizer = request, tokenizer
+        self._choices: dict[int, _Choice] = {}
+        self._outputs: dict[int, RequestOutput] = {}
+        self._sent_tokens = 0
+        head = {
+            "id": ID_PREFIX[request.kind] + unique,
+            "object": _OBJECT[request.kind],
+            "created": created_s,
+            "model": request.model,
+        }
+        self._head = f'data: {_encode(head)[:-1]},"choices":['
+
+    def delta(self, prompt: int, delta: Delta) -> bytes:
+        """What is new of a choice of this prompt, by number; nothing where there is nothing to see. The first chunk of
+        a choice always comes, with its first token."""
+        choice = self._choice(prompt, delta.index)
+        self._sent_tokens += len(delta.token_ids)
+        if choice.begun and not (delta.text or (delta.token_ids and self._shows_tokens)):
+            return b""
+        form = self._chat if self._request.kind == "chat" else self._completion
+        shown = form(choice, prompt, delta)
+        if self._request.return_token_ids:
+            shown |= self._token_ids(choice, prompt, delta)
+        choice.begun = True
+        return self._chunk({"index": self._number(prompt, delta.index), **shown, "finish_reason": None})
+
+    def finished(self, prompt: int, output: RequestOutput) -> bytes:
+        """A prompt's answers are whole. Raises `ApiError` with status 500 if one did not come to its end."""
+        self._outputs[prompt] = output
+        for choice in output.choices:
+            if choice.finish_reason in ("error", "abort"):
+                raise ApiError(choice.error or "the request was aborted", status=500)
+        is_last = len(self._outputs) == len(self._request.prompts) and self._request.usage is StreamedUsage.NO
+        *early, last = [self._end(prompt, choice) for choice in output.choices]
+        return b"".join(map(self._chunk, early)) + self._chunk(last, self._timings() if is_last else {})
+
+    def end(self) -> bytes:
+        """Usage, if asked for, and the last event."""
+        if self._request.usage is StreamedUsage.NO:
+            return DONE
+        counted = {"usage": usage([*self._outputs.values()]), **self._timings()}
+        return f"{self._head}],{_encode(counted)[1:]}\n\n".encode() + DONE
+
+    # --- chunks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _shows_tokens(self) -> bool:
+        return self._request.return_token_ids or self._request.params.logprobs is not None
+
+    def _choice(self, prompt: int, index: int) -> _Choice:
+        number = self._number(prompt, index)
+        if number not in self._choices:
+            offsets = TextOffsets(self._tokenizer, self._request.params.skip_special_tokens)
+            self._choices[number] = _Choice(offsets)
+        return self._choices[number]
+
+    def _number(self, prompt: int, index: int) -> int:
+        return prompt * self._request.params.n + index
+
+    def _chunk(self, choice: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
+        tail = {**self._usage(), **(more or {})}
+        rest = f",{_encode(tail)[1:]}" if tail else "}"
+        return f"{self._head}{_encode(choice)}]{rest}\n\n".encode()
+
+    def _chat(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
+        role = {} if choice.begun else {"role": "assistant"}
+        logprobs = chat_logprobs(delta.logprobs, self._tokenizer) if delta.logprobs else None
+        return {"delta": {**role, "content": delta.text}, "logprobs": logprobs}
+
+    def _completion(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
+        echoed = self._prompt_text(prompt) if self._request.echo and not choice.begun else ""
+        entries = delta.logprobs
+        logprobs = completion_logprobs(entries, self._tokenizer, choice.offsets) if entries else None
+        return {"text": echoed + delta.text, "logprobs": logprobs}
+
+    def _token_ids(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
+        first = {} if choice.begun else {"prompt_token_ids": self._request.prompts[prompt]}
+        return {**first, "token_ids": delta.token_ids}
+
+    def _end(self, prompt: int, choice: ChoiceOutput) -> dict[str, Any]:
+        nothing: dict[str, Any] = {"delta": {}} if self._request.kind == "chat" else {"text": ""}
+        index = self._number(prompt, choice.index)
+        ended = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        return {"index": index, **nothing, "logprobs": None, **ended}
+
+    def _prompt_text(self, prompt: int) -> str:
+        skip_special = self._request.params.skip_special_tokens
+        return self._tokenizer.decode(self._request.prompts[prompt], skip_special=skip_special)
+
+    def _usage(self) -> dict[str, Any]:
+        """Of a chunk that is not the usage's own."""
+        if self._request.usage is not StreamedUsage.EACH:
+            return {} if self._request.usage is StreamedUsage.NO else {"usage": None}
+        asked, given = sum(map(len, self._request.prompts)), self._sent_tokens
+        return {"usage": {"prompt_tokens": asked, "completion_tokens": given, "total_tokens": asked + given}}
+
+    def _timings(self) -> dict[str, Any]:
+        return {"timings": timings([*self._outputs.values()])}
+
+
+def error_event(error: ApiError) -> bytes:
+    """What went wrong in mid-stream."""
+    return f"data: {json.dumps(error.body())}\n\n".encode()
