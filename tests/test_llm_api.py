@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -339,3 +340,12 @@ def test_what_the_package_exports() -> None:
     assert sorted(twostep.__all__) == ["LLM", "SamplingParams"]
     with pytest.raises(AttributeError, match="has no attribute 'Llm'"):
         _ = twostep.Llm  # type: ignore[attr-defined]
+
+
+def test_the_readme_s_example_runs(default_model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    [code] = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) > 5
+    assert "RequestOutput(" in shown
