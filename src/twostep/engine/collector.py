@@ -1,18 +1,20 @@
 """Gathers what the steps gave into answers: text, log-probabilities, and when everything happened."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from twostep.core.loop import Abort
-from twostep.core.plan import Finished, Preemption, Resolved, Step
+from twostep.core.plan import Chunk, Finished, Preemption, Resolved, Step, StepResult
 from twostep.core.request import BLOCK_TOKENS, FinishReason
 from twostep.engine.answer import Answer
 from twostep.engine.executor import Given
-from twostep.engine.outputs import ChoiceOutput, ChunkTime, RequestOutput, Timeline, TokenLogprobs
+from twostep.engine.meter import Reading, StepMeter
+from twostep.engine.outputs import ChoiceOutput, ChunkTime, DecodeTime, Held, RequestOutput, Timeline, TokenLogprobs
 from twostep.engine.outputs import FinishReason as FinishName
 from twostep.engine.outputs import Preemption as PreemptionTime
 from twostep.engine.params import SamplingParams
+from twostep.engine.queueing import QueueWatch, Wait
 from twostep.engine.text import NoText, TextStream
 from twostep.errors import SamplingError
 from twostep.model.tokenizer import Tokenizer
@@ -37,6 +39,7 @@ class StepEnd(NamedTuple):
 
     step: Step
     given: Sequence[Given]
+    result: StepResult
     resolved: Resolved
     began_ns: int
     ended_ns: int
@@ -50,10 +53,19 @@ class _Choice:
     index: int
     answer: Answer
     stream: TextStream | NoText
+    wait: Wait | None
+    """While it is in the queue."""
     first_scheduled_ns: int | None = None
+    held: tuple[Held, ...] = ()
     chunks: list[ChunkTime] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
+    decodes: list[DecodeTime] = field(default_factory=list)
+    decoding: Reading | None = None
+    """While it decodes: totals when it began."""
+    decodes_since_ns: int = 0
     preemptions: list[PreemptionTime] = field(default_factory=list)
+    kernel_ns: int = 0
+    """Total when the last step with a token of it ended: what came since was without it."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     pushed: int = 0
@@ -61,8 +73,16 @@ class _Choice:
     error: str | None = None
 
     def timeline(self, finish_ns: int) -> Timeline:
-        times = tuple(self.chunks), tuple(self.token_ns), tuple(self.preemptions)
-        return Timeline(self.request.arrival_ns, self.first_scheduled_ns, *times, finish_ns)
+        return Timeline(
+            arrival_ns=self.request.arrival_ns,
+            first_scheduled_ns=self.first_scheduled_ns,
+            chunks=tuple(self.chunks),
+            token_ns=tuple(self.token_ns),
+            preemptions=tuple(self.preemptions),
+            finish_ns=finish_ns,
+            held=self.held,
+            decodes=tuple(self.decodes),
+        )
 
 
 @dataclass
@@ -73,6 +93,8 @@ class _Request:
     arrival_ns: int
     streams: bool
     open_choices: int
+    attached: "list[_Choice]" = field(default_factory=list)
+    """Choices that wait for the first one's prompt, to share its blocks."""
     cached_tokens: int | None = None
     done: list[ChoiceOutput] = field(default_factory=list)
 
@@ -82,6 +104,8 @@ class Collector:
 
     def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None]) -> None:
         self.events: list[Event] = []
+        self.meter = StepMeter()
+        self._queue = QueueWatch(lambda number: choice.wait if (choice := self._choices.get(number)) else None)
         self._tokenizer, self._abort = tokenizer, abort
         self._choices: dict[int, _Choice] = {}
         self._ends: list[StepEnd | tuple[Sequence[Finished], int]] = []
@@ -100,7 +124,10 @@ class Collector:
         request = _Request(id_, prompt, params, arrival_ns, streams, len(answers))
         for index, (number, answer) in enumerate(answers.items()):
             stream = TextStream(self._tokenizer, params) if self._tokenizer else NoText()
-            self._choices[number] = _Choice(request, index, answer, stream)
+            wait = None if index else self._queue.begin(arrival_ns)
+            choice = self._choices[number] = _Choice(request, index, answer, stream, wait)
+            if index:
+                request.attached.append(choice)
 
     def refused(self, id_: str, prompt: Sequence[int], why: str, now: int) -> None:
         """A request could not be queued after all."""
@@ -126,9 +153,14 @@ class Collector:
 
     def _step(self, end: StepEnd) -> None:
         self._time_plan(end)
+        gaps: dict[int, int] = {}
         for number, given in end.given:
             if choice := self._choices.get(number):
+                if choice.token_ns:
+                    before_ns = choice.token_ns[-1]
+                    gaps[before_ns] = gaps.get(before_ns, 0) + 1
                 self._take(number, choice, given, end.ended_ns)
+        self.meter.gaps(gaps)
         self._preempted(end.resolved.preempted, end.ended_ns)
         self._finish_all(end.resolved.finished, end.ended_ns)
 
@@ -136,33 +168,97 @@ class Collector:
 
     def _time_plan(self, end: StepEnd) -> None:
         plan = end.step.plan
+        self._queue.step(plan, end.began_ns)
         self._preempted(plan.preemptions, end.began_ns)
+        self.meter.add(plan, end.result.step_ns, end.ended_ns, failed=end.result.failed)
         for admission in plan.admissions:
             choice = self._choices.get(admission.number)
             if choice and choice.index == 0 and choice.request.cached_tokens is None:
                 choice.request.cached_tokens = admission.cached * BLOCK_TOKENS
         for chunk in plan.chunks:
-            time = ChunkTime(end.began_ns, end.ended_ns, chunk.tokens, plan.step)
-            self._time_chunk(chunk.number, time)
-            for fork in chunk.forks:
-                self._time_fork(chunk.number, fork)
+            if choice := self._choices.get(chunk.number):
+                self._time_chunk(choice, chunk, end)
 
-    def _time_chunk(self, number: int, time: ChunkTime) -> None:
-        if choice := self._choices.get(number):
-            choice.chunks.append(time)
-            if choice.first_scheduled_ns is None:
-                choice.first_scheduled_ns = time.start_ns
+    def _time_chunk(self, choice: _Choice, chunk: Chunk, end: StepEnd) -> None:
+        self._seated(choice, end.began_ns)
+        choice.chunks.append(self._chunk_time(choice, chunk, end))
+        choice.kernel_ns = self.meter.now.kernel_ns
+        for fork in chunk.forks:
+            if forked := self._choices.get(fork):
+                self._time_fork(choice, forked)
+        if chunk.samples and choice.index == 0:
+            self._release(choice.request, end.began_ns)
 
-    def _time_fork(self, parent: int, fork: int) -> None:
+    def _chunk_time(self, choice: _Choice, chunk: Chunk, end: StepEnd) -> ChunkTime:
+        return ChunkTime(
+            start_ns=end.began_ns,
+            end_ns=end.ended_ns,
+            tokens=chunk.tokens,
+            step=end.step.plan.step,
+            kernel_ns=end.result.step_ns,
+            others=end.step.plan.shape.tokens - chunk.tokens,
+            alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),
+            reason=chunk.reason,
+            without_ns=self.meter.before.kernel_ns - choice.kernel_ns,
+        )
+
+    def _seated(self, choice: _Choice, now: int) -> None:
+        """It waits no longer, if it did."""
+        if choice.first_scheduled_ns is None:
+            choice.first_scheduled_ns = now
+        if choice.wait is None:
+            return
+        self._waited(choice, now)
+        choice.kernel_ns = self.meter.before.kernel_ns
+
+    def _waited(self, choice: _Choice, now: int) -> None:
+        """What it waited for goes to the preemption that made it wait, or to its arrival."""
+        if choice.wait is None:
+            return
+        held, choice.wait = self._queue.end(choice.wait, now), None
+        if choice.preemptions:
+            choice.preemptions[-1] = replace(choice.preemptions[-1], held=held)
+        else:
+            choice.held = held
+
+    def _time_fork(self, first: _Choice, fork: _Choice) -> None:
         """A fork shares the prefill of the choice it comes from."""
-        choice, first = self._choices.get(fork), self._choices.get(parent)
-        if choice and first:
-            choice.chunks, choice.first_scheduled_ns = list(first.chunks), first.first_scheduled_ns
+        fork.request.attached.remove(fork)
+        fork.chunks, fork.first_scheduled_ns = list(first.chunks), first.first_scheduled_ns
+        fork.held, fork.kernel_ns = first.held, first.kernel_ns
+
+    def _release(self, request: _Request, now: int) -> None:
+        """Choices that could not be forked wait in the queue from now on."""
+        for choice in request.attached:
+            choice.wait = self._queue.begin(now)
+        request.attached.clear()
 
     def _preempted(self, preemptions: Iterable[Preemption], now: int) -> None:
         for preemption in preemptions:
             if choice := self._choices.get(preemption.number):
-                choice.preemptions.append(PreemptionTime(now, preemption.lost))
+                self._decoded(choice)
+                choice.preemptions.append(PreemptionTime(now, preemption.lost, preemption.reason))
+                choice.wait = self._queue.begin(now)
+
+    def _decoded(self, choice: _Choice) -> None:
+        """It decodes no longer, if it did. Its last token came with the last step, unless that failed."""
+        began, choice.decoding = choice.decoding, None
+        if began is None or choice.token_ns[-1] == choice.decodes_since_ns:
+            return
+        meter, end_ns = self.meter, choice.token_ns[-1]
+        took = (meter.now if end_ns == meter.ended_ns else meter.before).since(began)
+        choice.decodes.append(
+            DecodeTime(
+                start_ns=choice.decodes_since_ns,
+                end_ns=end_ns,
+                steps=took.steps,
+                mixed_steps=took.mixed_steps,
+                kernel_ns=took.kernel_ns,
+                tokens=took.tokens,
+                alone_ns=took.alone_ns,
+                prefill_ns=took.prefill_ns,
+            )
+        )
 
     # --- tokens ---------------------------------------------------------------------------------------------------
 
@@ -171,6 +267,9 @@ class Collector:
             choice.error = str(given)
             return
         choice.token_ns.append(now)
+        self.meter.generated_tokens += 1
+        if choice.decoding is None:
+            choice.decoding, choice.decodes_since_ns = self.meter.now, now
         if choice.request.params.logprobs is not None:
             choice.logprobs.append(TokenLogprobs(*given))  # type: ignore[misc]
         if choice.request.streams or choice.request.params.stop_strings:
@@ -216,6 +315,10 @@ class Collector:
 
     def _complete(self, number: int, choice: _Choice, reason: FinishName, stop: str | int | None, now: int) -> None:
         del self._choices[number]
+        self._decoded(choice)
+        self._waited(choice, now)
+        if choice.index == 0:
+            self._release(choice.request, now)
         request, tokens = choice.request, choice.pushed
         output = ChoiceOutput(
             index=choice.index,

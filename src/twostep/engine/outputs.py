@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from twostep.core.reasons import WHOLE, Reason
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -17,6 +19,44 @@ class ChunkTime:
     tokens: int
     step: int
     """Number of the step, in the order of the engine's steps."""
+    kernel_ns: int = 0
+    """Of the step, what the kernels took; the rest made the plan and took in what came of it."""
+    others: int = 0
+    """Tokens of other sequences in the step."""
+    alone_ns: int = 0
+    """Estimated: of `kernel_ns`, what these tokens alone had taken."""
+    reason: Reason = WHOLE
+    """What limited `tokens`."""
+    without_ns: int = 0
+    """Kernels' time of the steps before it, since the last one with a token of this sequence."""
+
+
+@dataclass(frozen=True)
+class DecodeTime:
+    """Successive steps that each gave one more token to a sequence: from the end of the step that gave the one before
+    them to the end of the last."""
+
+    start_ns: int
+    end_ns: int
+    steps: int
+    mixed_steps: int
+    """Steps with prompts of others."""
+    kernel_ns: int
+    tokens: int
+    """Of all sequences in these steps."""
+    alone_ns: int
+    """Estimated: of `kernel_ns`, what one average sequence alone had taken."""
+    prefill_ns: int
+    """Estimated: by how much prompts of others made these steps longer."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """For how long, and in how many steps, a sequence had to wait in the queue for this reason."""
+
+    reason: Reason
+    ns: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -24,6 +64,9 @@ class Preemption:
     at_ns: int
     tokens_lost: int
     """Computed tokens whose KV was given up; those found again in the prefix cache count here too."""
+    reason: Reason | None = None
+    held: tuple[Held, ...] = ()
+    """Why it had to wait from then on."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +86,10 @@ class Timeline:
     """When each output token left the engine."""
     preemptions: tuple[Preemption, ...] = ()
     finish_ns: int | None = None
+    held: tuple[Held, ...] = ()
+    """Why it was not scheduled at once; before that a step under way had to end."""
+    decodes: tuple[DecodeTime, ...] = ()
+    """In order: one, and one more after each preemption."""
 
     @property
     def queue_s(self) -> float | None:

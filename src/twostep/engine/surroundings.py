@@ -71,7 +71,7 @@ class EngineSurroundings:
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
         self._drop(resolved.finished)
-        self.collector.note(StepEnd(step, self._executor.given, resolved, self._began_ns, now))
+        self.collector.note(StepEnd(step, self._executor.given, result, resolved, self._began_ns, now))
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
         self._drop(finished)

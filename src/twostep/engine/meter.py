@@ -1,0 +1,128 @@
+"""What the steps took, as running totals: what any stretch of steps took is the difference of two readings.
+
+A sequence that decodes is in every step, so nothing is kept for each of its tokens.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from twostep.core.plan import Chunk, Plan
+from twostep.core.step_time import StepShape
+from twostep.engine.histogram import Counted, Histogram
+from twostep.perf.linear import LinearStepTime
+
+STEP_S = (
+    0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
+    1.0, 2.5,
+)  # fmt: skip
+"""Bounds of step times and of the gaps between tokens."""
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+KINDS = ("decode", "prefill", "mixed")
+"""A step without prompts, one with nothing else, one with both."""
+OBSERVE_EVERY_STEPS = 8
+"""Steps that only decode are alike: so many pass between two that the estimate learns from."""
+
+
+class Reading(NamedTuple):
+    """Totals since the start."""
+
+    steps: int = 0
+    mixed_steps: int = 0
+    """Decodes and prompts together."""
+    kernel_ns: int = 0
+    tokens: int = 0
+    alone_ns: int = 0
+    """Estimated: had each step been a decode of one average sequence."""
+    prefill_ns: int = 0
+    """Estimated: by how much prompts made steps longer in which others decoded."""
+
+    def since(self, earlier: "Reading") -> "Reading":
+        return Reading(*(now - before for now, before in zip(self, earlier, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Histograms and totals since the start, for metrics."""
+
+    itl_s: Counted
+    step_s: dict[str, Counted]
+    """By kind of step, the kernels' time."""
+    step_tokens: dict[str, Counted]
+    computed_tokens: int
+    generated_tokens: int
+
+
+class StepMeter:
+    """Hears of every step."""
+
+    def __init__(self) -> None:
+        self.now = Reading()
+        """After the last step."""
+        self.before = Reading()
+        """Before it."""
+        self.ended_ns = 0
+        """When it ended."""
+        self.generated_tokens = 0
+        self._model = LinearStepTime()
+        self._whole_ns = 1
+        self._itl = Histogram(STEP_S)
+        self._step_s = {kind: Histogram(STEP_S) for kind in KINDS}
+        self._step_tokens = {kind: Histogram(STEP_TOKENS) for kind in KINDS}
+
+    def add(self, plan: Plan, kernel_ns: int, ended_ns: int, *, failed: bool) -> None:
+        """A step has ended. One that failed took its time and teaches nothing."""
+        shape, mixed = plan.shape, bool(plan.chunks and plan.decoding)
+        self.before, self.ended_ns = self.now, ended_ns
+        self._whole_ns = max(1, self._model.predict_ns(shape))
+        alone_ns, prefill_ns = self._estimates(plan, kernel_ns) if plan.decoding else (0, 0)
+        now = self.now
+        self.now = Reading(
+            now.steps + 1,
+            now.mixed_steps + mixed,
+            now.kernel_ns + kernel_ns,
+            now.tokens + shape.tokens,
+            now.alone_ns + alone_ns,
+            now.prefill_ns + prefill_ns,
+        )
+        if not failed:
+            self._learn(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
+
+    def alone_ns(self, chunk: Chunk, kernel_ns: int) -> int:
+        """Estimated: of the last step's time, what it had taken with this chunk only."""
+        return self._share(StepShape().with_slice(chunk.start, chunk.tokens, _sampled(chunk)), kernel_ns)
+
+    def gaps(self, last_ns: dict[int, int]) -> None:
+        """Tokens of the last step, by the time of the token before them: how many there are of each."""
+        for before_ns, count in last_ns.items():
+            self._itl.add((self.ended_ns - before_ns) / 1e9, count)
+
+    def measured(self) -> Measured:
+        return Measured(
+            self._itl.counted(),
+            {kind: histogram.counted() for kind, histogram in self._step_s.items()},
+            {kind: histogram.counted() for kind, histogram in self._step_tokens.items()},
+            self.now.tokens,
+            self.generated_tokens,
+        )
+
+    def _estimates(self, plan: Plan, kernel_ns: int) -> tuple[int, int]:
+        decodes = plan.shape
+        for chunk in plan.chunks:
+            decodes = decodes.without_slice(chunk.start, chunk.tokens, _sampled(chunk))
+        one = StepShape(1, decodes.pairs // plan.decoding, 1, 1)
+        prefill_ns = kernel_ns - self._share(decodes, kernel_ns) if plan.chunks else 0
+        return min(self._share(one, kernel_ns), kernel_ns - prefill_ns), prefill_ns
+
+    def _share(self, part: StepShape, kernel_ns: int) -> int:
+        """Of a measured step the time of `part` by itself: predictions give the ratio, so that their margin cancels."""
+        return kernel_ns * min(self._whole_ns, self._model.predict_ns(part)) // self._whole_ns
+
+    def _learn(self, plan: Plan, kind: str, kernel_ns: int) -> None:
+        if plan.chunks or self.now.steps % OBSERVE_EVERY_STEPS == 0:
+            self._model.observe(plan.shape, kernel_ns)
+        self._step_s[kind].add(kernel_ns / 1e9)
+        self._step_tokens[kind].add(plan.shape.tokens)
+
+
+def _sampled(chunk: Chunk) -> int:
+    return (1 + chunk.drafts) * chunk.samples
