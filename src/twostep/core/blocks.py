@@ -54,11 +54,10 @@ class BlockPool:
     def release(self, blocks: Iterable[int | None]) -> None:
         """One user less of each; the earlier in `blocks`, the sooner it is given out again."""
         for block in blocks:
-            if block is None:
-                continue
-            self.users[block] -= 1
-            if self.users[block] == 0:
-                self._let_go(block)
+            if block is not None:
+                self.users[block] -= 1
+                if self.users[block] == 0:
+                    self._let_go(block)
 
     def publish(self, block: int, name: bytes) -> None:
         """Names a block in use, unless another holds the same already."""

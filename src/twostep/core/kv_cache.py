@@ -88,10 +88,9 @@ class KvCache:
         freed = [0] * len(self.pools)
         for g, (pool, table) in enumerate(zip(self.pools, seq.tables, strict=True)):
             for block in table:
-                if block is None:
-                    continue
-                dropped[g, block] = gone = dropped.get((g, block), 0) + 1
-                freed[g] += gone == pool.users[block]
+                if block is not None:
+                    dropped[g, block] = gone = dropped.get((g, block), 0) + 1
+                    freed[g] += gone == pool.users[block]
         return tuple(freed)
 
     def capacity(self, seq: Seq) -> int:

@@ -71,7 +71,8 @@ class Planner:
         self._make_room_for_decodes()
         if self._s.prefill or self._s.waiting:
             self._verify()
-            self._parts = [_Part(seq, seq.computed, seq.remaining) for seq in self._in_prefill()]
+            prompts = [seq for seq in self._s.prefill.values() if not (seq.drafts or seq.number in self._preempted)]
+            self._parts = [_Part(seq, seq.computed, seq.remaining) for seq in prompts]
             self._make_way_for_the_urgent()
             self._give_least_shares()
             self._share_the_rest()
@@ -162,9 +163,6 @@ class Planner:
             self._preempt(victim, Reason(Why.MORE_URGENT, (first.number,)))
 
     # --- 2. prompts in prefill ------------------------------------------------------------------------------------
-
-    def _in_prefill(self) -> list[Sequence]:
-        return [seq for seq in self._s.prefill.values() if not seq.drafts and seq.number not in self._preempted]
 
     def _give_least_shares(self) -> None:
         """In turn, so that each gets one at least every fourth step; those that are overdue at once."""
@@ -268,16 +266,15 @@ class Planner:
                 return
             cached = self._cached(seq)
             reason = self._closed() or self._shares_prefix(seq, cached) or self._lacks(seq, cached)
-            if reason is not None:
-                self._held.append(Held(seq.number, reason))
-            if reason is not None and reason.why is Why.SHARES_PREFIX:
-                earliest = passed.get(seq.request.priority, seq)
-                passed[seq.request.priority] = min(earliest, seq, key=_number)
-            elif reason is not None:
-                return
-            else:
+            if reason is None:
                 enters = Admission(seq.number, cached, seq.arrived, seq.known)
                 yield _Part(seq, enters.start, seq.known - enters.start, enters)
+                continue
+            self._held.append(Held(seq.number, reason))
+            if reason.why is not Why.SHARES_PREFIX:
+                return
+            earliest = passed.get(seq.request.priority, seq)
+            passed[seq.request.priority] = min(earliest, seq, key=_number)
 
     def _may_join(self) -> int:
         first = next(iter(self._s.waiting), None)
@@ -324,7 +321,7 @@ class Planner:
     def _never_stall(self) -> None:
         """Prompts whose windows lack blocks wait for others to end; where nothing else runs, the latest gives way."""
         if self._parts and not self._load.tokens and not self._preempted and not self._s.pending:
-            in_prefill = sorted(self._in_prefill(), key=_rank)
+            in_prefill = sorted((part.seq for part in self._parts), key=_rank)
             self._preempt(in_prefill[-1], Reason(Why.OUT_OF_BLOCKS, (in_prefill[0].number,)))
 
     def _fits(self, needs: Counts) -> bool:

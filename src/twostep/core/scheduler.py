@@ -173,9 +173,8 @@ class Scheduler:
         more: nothing happens.
         """
         sequences = [self.live[n] for n in self._numbers.get(request_id, ())]
-        return tuple(
-            self._end(seq, FinishReason.ABORTED) for seq in sequences if choice is None or seq.choice == choice
-        )
+        asked = [seq for seq in sequences if choice in (None, seq.choice)]
+        return tuple(self._end(seq, FinishReason.ABORTED) for seq in asked)
 
     # --- a step begins --------------------------------------------------------------------------------------------
 
@@ -205,11 +204,7 @@ class Scheduler:
         return Step(plan, left, joined, tuple(granted), copied)
 
     def _preempt(self, seq: Sequence, preemption: Preemption) -> None:
-        if seq.stage is Stage.STANDING:
-            self._leave_standing(seq)
-        self.prefill.pop(seq.number, None)
-        self.pending.pop(seq.number, None)
-        self.cache.release(seq)
+        self._give_up_seat(seq)
         seq.computed = seq.arrived = seq.drafts = 0
         self.counters.preemptions += 1
         self.counters.preempted_tokens += preemption.lost
@@ -327,8 +322,7 @@ class Scheduler:
 
     def _settle_others(self, result: StepResult) -> Iterator[Finished]:
         for number, outcome in result.outcomes.items():
-            seq = self.live.get(number)
-            if seq is None:
+            if (seq := self.live.get(number)) is None:
                 continue
             if outcome.finished:
                 yield self._end(seq, outcome.finished)
@@ -364,19 +358,14 @@ class Scheduler:
     def _end(self, seq: Sequence, reason: FinishReason) -> Finished:
         """Takes it from wherever it is; its blocks are back at once."""
         numbers = self._numbers[seq.request.id]
-        match seq.stage:
-            case Stage.STANDING:
-                self._leave_standing(seq)
-            case Stage.WAITING:
-                self.waiting.remove(seq)
-            case Stage.ATTACHED:
-                self.live[numbers[0]].siblings.remove(seq)
-        self.prefill.pop(seq.number, None)
-        self.pending.pop(seq.number, None)
+        if seq.stage is Stage.WAITING:
+            self.waiting.remove(seq)
+        elif seq.stage is Stage.ATTACHED:
+            self.live[numbers[0]].siblings.remove(seq)
+        self._give_up_seat(seq)
         for sibling in seq.siblings:
             self.waiting.put(sibling)
         seq.siblings = []
-        self.cache.release(seq)
         seq.stage = Stage.ENDED
         del self.live[seq.number]
         numbers.remove(seq.number)
@@ -386,6 +375,14 @@ class Scheduler:
         self.counters.finished[reason] += 1
         self.changes += 1
         return Finished(seq.number, reason, seq.known)
+
+    def _give_up_seat(self, seq: Sequence) -> None:
+        """If it has one; with its blocks."""
+        if seq.stage is Stage.STANDING:
+            self._leave_standing(seq)
+        self.prefill.pop(seq.number, None)
+        self.pending.pop(seq.number, None)
+        self.cache.release(seq)
 
     def check(self) -> None:
         """Raises `AssertionError` where the books do not balance."""
