@@ -1,9 +1,7 @@
 """Requests come, go and fail in any order on tiny caches: the books balance, every plan can be carried out, all end."""
 
-import os
 from collections.abc import Callable
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -34,8 +32,6 @@ CONTEXT_TOKENS = 240
 LEAST_SHARES = 16 * 16
 SHARED_TEXT = [(7 * i) % 251 for i in range(CONTEXT_TOKENS)]
 """Prompts begin with a part of it, so that they share prefixes."""
-LAYOUTS = [(8, None), (14, None), (40, None)]
-WINDOWS = [None, 16, 40]
 CHUNKINGS: list[Chunking] = [
     Unchunked(60),
     TokenBudget(8),
@@ -77,7 +73,7 @@ class Comings(RuleBasedStateMachine):
         cached: bool,
     ) -> None:
         step_tokens = seats + spare_tokens + (LEAST_SHARES if chunking.least_tokens else CONTEXT_TOKENS)
-        groups = (BlockGroup(blocks),)
+        groups: tuple[BlockGroup, ...] = (BlockGroup(blocks),)
         if window:
             reach, spare_blocks = window
             groups = (*groups, BlockGroup(-(-(reach + step_tokens + 16) // 16) + spare_blocks, reach))
@@ -116,7 +112,7 @@ class Comings(RuleBasedStateMachine):
     ) -> None:
         prompt = SHARED_TEXT[: shared // 2] + [(number + i) % 256 for i in range(own)]
         request = Request(
-            id=str(len(self.requests)) if len(self.requests) else "0",
+            id=str(len(self.requests)),
             prompt_tokens=len(prompt),
             max_tokens=max_tokens,
             hashes=prompt_hashes(ROOT, prompt) if self.cached else (),
@@ -216,11 +212,11 @@ class Comings(RuleBasedStateMachine):
             assert answer == expected[: len(answer)], "what was answered until then is right"
 
 
-TestComings = pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")(Comings.TestCase)
+TestComings = Comings.TestCase
 TestComings.settings = settings(
-    max_examples=int(os.environ.get("CORE_EXAMPLES", "60")),
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
-    derandomize="CORE_EXAMPLES" not in os.environ,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
