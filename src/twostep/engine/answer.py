@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.core.hashing import block_hash
+from twostep.engine.constraint import Constraint
 from twostep.engine.params import SamplingParams, forbid
-from twostep.kernels.sampling import SampleRow
+from twostep.errors import SamplingError
+from twostep.kernels.sampling import Sampled, SampleRow
 from twostep.kernels.step import BLOCK_TOKENS, Ints
 from twostep.model.tokenizer import Tokenizer
 
@@ -30,7 +32,8 @@ class Vocabulary:
 
 
 class Answer:
-    """Tokens known of one choice. `params` have a seed. `root`: parent of its first block's hash; None: no reuse."""
+    """Tokens known of one choice. `params` have a seed. `root`: parent of its first block's hash; None: no reuse.
+    `constraint`: what of structured output the choice has to keep to, its own."""
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Answer:
         vocabulary: Vocabulary,
         hashes: Sequence[bytes] | None,
         root: bytes,
+        constraint: Constraint | None = None,
     ) -> None:
         self.params, self.choice = params, choice
         self.prompt_tokens = self.known = len(prompt)
@@ -51,19 +55,34 @@ class Answer:
         self._early_mask = vocabulary.mask(self.stop_ids) if params.min_tokens else self._mask
         self._hashes = None if hashes is None else list(hashes)
         self._root = root
+        self._constraint = constraint
 
     @property
     def output(self) -> Ints:
         """Output tokens so far; a view."""
         return self.tokens[self.prompt_tokens : self.known]
 
+    def prepare(self) -> None:
+        """Does ahead what `row` would otherwise wait for: the constraint's mask."""
+        if self._constraint is not None:
+            self._allowed()
+
     def row(self) -> SampleRow:
         """How the sampler shall choose the next token."""
-        params, output_tokens = self.params, self.known - self.prompt_tokens
-        mask = self._early_mask if output_tokens < params.min_tokens else self._mask
+        params, mask = self.params, self._allowed()
         if not params.reads_history:
             return SampleRow(params, self.choice, self.known, mask=mask)
         return SampleRow(params, self.choice, self.known, self.tokens[: self.prompt_tokens], self.output, mask)
+
+    def _allowed(self) -> Mask | None:
+        mask = self._early_mask if self.known - self.prompt_tokens < self.params.min_tokens else self._mask
+        return mask if self._constraint is None else self._constraint.mask(self.output, mask)
+
+    def explained(self, choice: Sampled | SamplingError) -> Sampled | SamplingError:
+        """`choice`, with the constraint's reason if that is why there is none."""
+        if self._constraint is None or self._constraint.problem is None or isinstance(choice, Sampled):
+            return choice
+        return SamplingError(self._constraint.problem)
 
     def append(self, token: int) -> bool:
         """One more token is known; whether it ends the answer."""

@@ -96,7 +96,8 @@ class Grammars:
         if not matcher.is_error():
             first.compute_bitmask()
         if problem := matcher.get_error() or first.get_error():
-            raise _refused(structured, problem)
+            empty = problem.startswith("NoExtension")
+            raise _refused(structured, "no text satisfies it" if empty else problem)
         return matcher
 
     @cached_property

@@ -12,6 +12,7 @@ from twostep.engine import build
 from twostep.engine.answer import Answer, Vocabulary
 from twostep.engine.collector import Collector, Event
 from twostep.engine.config import EngineConfig
+from twostep.engine.constraint import Grammars
 from twostep.engine.executor import KernelExecutor
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
@@ -37,6 +38,7 @@ class Engine:
         self.scheduler = build.scheduler(self.settings)
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary.rows)
         self._root = root_hash(str(model.path), KV_FORMAT, key=secrets.token_bytes(16))
         self.kernels = build.kernels(model, config, self.sizing.blocks)
         self._executor = KernelExecutor(
@@ -152,10 +154,17 @@ class Engine:
         params.check_vocabulary(self._vocabulary.tokens)
         if self.config.skip_tokenizer_init and params.stop_strings:
             raise InvalidParameterError("stop needs text, and skip_tokenizer_init leaves the tokenizer out", "stop")
+        if params.structured is not None:
+            if self._grammars is None:
+                problem = "structured needs text, and skip_tokenizer_init leaves the tokenizer out"
+                raise InvalidParameterError(problem, "structured")
+            self._grammars.check(params.structured)
 
     def _answer(self, submission: Submission, choice: int) -> Answer:
-        request = submission.request
+        request, params = submission.request, submission.params
         hashes = request.hashes if self.config.enable_prefix_caching else None
+        structured = params.structured
+        constraint = self._grammars.constraint(structured) if self._grammars and structured else None
         return Answer(
-            submission.prompt, submission.params, choice, request.max_tokens, self._vocabulary, hashes, self._root
+            submission.prompt, params, choice, request.max_tokens, self._vocabulary, hashes, self._root, constraint
         )

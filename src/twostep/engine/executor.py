@@ -87,6 +87,8 @@ class KernelExecutor:
             self._rows.join(number, token, position, self._tables.start(number))
         self._work = self._made_ready(step)
         self._worker.start(self._work)
+        for answer in self._work.answers:
+            answer.prepare()
 
     def _made_ready(self, step: Step) -> Work:
         chunks = step.plan.chunks
@@ -134,7 +136,8 @@ class KernelExecutor:
         self._work = None
         if computed.failed is not None:
             return self._failed(work, computed.elapsed_ns, computed.failed)
-        self.given = [Given(*pair) for pair in zip(work.sampled, computed.choices, strict=True)]
+        chosen = zip(work.sampled, work.answers, computed.choices, strict=True)
+        self.given = [Given(number, answer.explained(choice)) for number, answer, choice in chosen]
         outcomes: dict[int, Outcome] = {}
         hashes: dict[int, tuple[bytes, ...]] = {}
         for number, choice in self.given:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twostep.engine.structured import StructuredOutput
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.sampling import MAX_TOKEN, TokenSampling, check_integer
 
@@ -41,6 +42,9 @@ class SamplingParams(TokenSampling):
     """Control tokens leave no text."""
     include_stop_str_in_output: bool = False
     """The text includes the stop string or the text of the stop token."""
+    structured: StructuredOutput | None = None
+    """The form that the whole text has to have. The answer ends when it can only end, even before `min_tokens`; cut by
+    `max_tokens` or a stop string it may be a beginning only. Not together with `ignore_eos`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +57,7 @@ class SamplingParams(TokenSampling):
             raise InvalidParameterError(problem, "min_tokens")
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
             _check_flag(name, getattr(self, name))
+        _check_structured(self.structured, self.ignore_eos)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
 
@@ -103,6 +108,17 @@ def forbid(ids: Iterable[int], vocab: int) -> NDArray[np.uint32]:
 def _check_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise InvalidParameterError(f"{name} is {value!r}; it has to be true or false", name)
+
+
+def _check_structured(structured: object, ignore_eos: bool) -> None:
+    if structured is None:
+        return
+    if not isinstance(structured, StructuredOutput):
+        allowed = "it has to be a StructuredOutput"
+        raise InvalidParameterError(f"structured is {_short(structured)}; {allowed}", "structured")
+    if ignore_eos:
+        problem = "ignore_eos is true and structured given; an answer ends where its form is complete, give only one"
+        raise InvalidParameterError(problem, "ignore_eos")
 
 
 def _stop_strings(stop: object) -> tuple[str, ...]:

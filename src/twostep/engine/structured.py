@@ -37,10 +37,6 @@ class StructuredOutput:
             raise _refused(f"text is {self.text:.60}; it has to be a JSON list of at least one non-empty string")
 
 
-ANY_OBJECT = StructuredOutput("json_schema", '{"type": "object"}')
-"""Any JSON object."""
-
-
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
@@ -54,3 +50,7 @@ def _is_choice(value: object) -> bool:
 
 def _refused(problem: str) -> InvalidParameterError:
     return InvalidParameterError(f"structured: {problem}", "structured")
+
+
+ANY_OBJECT = StructuredOutput("json_schema", '{"type": "object"}')
+"""Any JSON object."""
