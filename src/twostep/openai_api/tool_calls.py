@@ -1,0 +1,227 @@
+"""Calls of tools in an answer's text, whole or as it comes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+This is what Qwen2.5 and other models trained on the Hermes format write, and what we ask of models whose template knows
+no tools.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+_BLANK = "[ \t\r\n]*"
+_HEAD = re.compile(
+    rf'{_BLANK}\{{{_BLANK}"name"{_BLANK}:{_BLANK}"([^"\\\x00-\x1f]+)"{_BLANK},{_BLANK}"arguments"{_BLANK}:{_BLANK}(?=\{{)'
+)
+"""A call up to its arguments, in the usual order: from here on they are streamed."""
+
+Delta = dict[str, Any]
+
+
+class ToolStream:
+    """Parses one answer. What comes of `push` and `finish` is the same all together, whatever the pieces.
+
+        stream = ToolStream("call_" + unique)
+        for text in texts:
+            deltas += stream.push(text)
+        deltas += stream.finish()
+
+    Each delta is one of a chunk of OpenAI's API, without the role: `{"content": ...}`, or `{"tool_calls": [...]}` with
+    index, id, type and name when a call begins and then pieces of its arguments. Calls count from 0; their ids are
+    `id_prefix` and that number. What could be the beginning of a tag is held back until it is decided; blanks around
+    calls are no content. What stands between tags and is no call is content, tags and all; of a call that breaks off, or
+    whose arguments are no JSON, what there is of them is given, for the client to judge.
+    """
+
+    def __init__(self, id_prefix: str) -> None:
+        self.calls = 0
+        """Calls that have begun."""
+        self._id_prefix = id_prefix
+        self._left = ""
+        """Text that could still become this or that."""
+        self._read: Callable[[list[Delta]], bool] = self._read_text
+        """Reads from `_left` what is certain; whether it may go on."""
+        self._skips_blanks = False
+        self._arguments = _Braces()
+
+    def push(self, text: str) -> list[Delta]:
+        """What `text` makes certain."""
+        self._left += text
+        deltas: list[Delta] = []
+        while self._read(deltas):
+            pass
+        return deltas
+
+    def finish(self) -> list[Delta]:
+        """What is left at the end of the answer."""
+        deltas: list[Delta] = []
+        left, self._left = self._left, ""
+        if self._read == self._read_text:
+            if not (self.calls and left.isspace()):
+                self._say(left, deltas)
+        elif self._read == self._read_head and not self._whole_call(left.partition(OPEN)[2], deltas):
+            self._say(left, deltas)
+        return deltas
+
+    # --- what may come, each with what it reads -------------------------------------------------------------------
+
+    def _read_text(self, deltas: list[Delta]) -> bool:
+        """Content, up to a tag that opens a call and the blanks before it."""
+        at = self._left.find(OPEN)
+        content = len(self._left[:at].rstrip()) if at >= 0 else _certain(self._left)
+        self._say(self._left[:content], deltas)
+        self._left = self._left[content:]
+        if at >= 0:
+            self._read = self._read_head
+        return at >= 0
+
+    def _read_head(self, deltas: list[Delta]) -> bool:
+        """A call up to its arguments; up to its end if its fields come in another order; or else no call."""
+        body = self._left.index(OPEN) + len(OPEN)
+        if self._left[body:].lstrip()[:1] not in ("", "{"):
+            self._say(self._left[:body], deltas)
+            return self._go_on(body, self._read_text)
+        head, end = _HEAD.match(self._left, body), self._left.find(CLOSE, body)
+        if head and (end < 0 or head.end() <= end):
+            self._begin(head[1], "", deltas)
+            self._arguments = _Braces()
+            return self._go_on(head.end(), self._read_arguments)
+        if end < 0:
+            return False
+        after = end + len(CLOSE)
+        if not self._whole_call(self._left[body:end], deltas):
+            self._say(self._left[:after], deltas)
+        return self._go_on(after, self._read_text)
+
+    def _read_arguments(self, deltas: list[Delta]) -> bool:
+        """The arguments as they are written."""
+        length = self._arguments.read(self._left)
+        self._argue(self._left[:length], deltas)
+        self._left = self._left[length:]
+        if self._arguments.ended:
+            self._read = self._read_tail
+        return self._arguments.ended
+
+    def _read_tail(self, deltas: list[Delta]) -> bool:
+        """What follows the arguments, up to the tag that closes the call, or one that opens the next."""
+        ends = [at for at in (self._left.find(CLOSE), self._left.find(OPEN)) if at >= 0]
+        if not ends:
+            self._left = self._left[-len(CLOSE) :]
+            return False
+        end = min(ends)
+        return self._go_on(end + len(CLOSE) if self._left.startswith(CLOSE, end) else end, self._read_text)
+
+    def _go_on(self, after: int, read: Callable[[list[Delta]], bool]) -> bool:
+        """What stands before `after` is read; `read` reads the rest."""
+        self._left = self._left[after:]
+        self._read = read
+        return True
+
+    # --- what comes of it -----------------------------------------------------------------------------------------
+
+    def _say(self, text: str, deltas: list[Delta]) -> None:
+        """Content; right after a call without the blanks that it begins with."""
+        content = text.lstrip() if self._skips_blanks else text
+        if content:
+            self._skips_blanks = False
+            deltas.append({"content": content})
+
+    def _begin(self, name: str, arguments: str, deltas: list[Delta]) -> None:
+        function = {"name": name, "arguments": arguments}
+        call = {"index": self.calls, "id": f"{self._id_prefix}{self.calls}", "type": "function", "function": function}
+        deltas.append({"tool_calls": [call]})
+        self.calls += 1
+        self._skips_blanks = True
+
+    def _argue(self, text: str, deltas: list[Delta]) -> None:
+        if text:
+            deltas.append({"tool_calls": [{"index": self.calls - 1, "function": {"arguments": text}}]})
+
+    def _whole_call(self, body: str, deltas: list[Delta]) -> bool:
+        """A call that has come to its end before it could be streamed; false if it is none."""
+        call = _json_object(body)
+        name, arguments = call.get("name"), call.get("arguments", {})
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict | str):
+            return False
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        self._begin(name, text, deltas)
+        return True
+
+
+class ParsedAnswer(NamedTuple):
+    """Content, None where there are only calls, and calls as a message has them."""
+
+    content: str | None
+    tool_calls: list[dict[str, Any]]
+
+
+def parse_tool_calls(text: str, id_prefix: str) -> ParsedAnswer:
+    """An answer that has ended: what `ToolStream` makes of it, put together."""
+    stream = ToolStream(id_prefix)
+    content, calls = "", list[dict[str, Any]]()
+    for delta in (*stream.push(text), *stream.finish()):
+        content += delta.get("content", "")
+        for piece in delta.get("tool_calls", ()):
+            if "id" in piece:
+                calls.append({name: value for name, value in piece.items() if name != "index"})
+            else:
+                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+    return ParsedAnswer(None if calls and not content else content, calls)
+
+
+def finish_reason(reason: str, calls: int) -> str:
+    """OpenAI's word for the end of an answer with so many calls: one that was cut short is still "length"."""
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+class _Braces:
+    """Finds the end of a JSON object by its braces. `<`, which JSON has only in strings, ends one that is broken."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def read(self, text: str) -> int:
+        """How many of the characters belong to the object."""
+        for at, character in enumerate(text):
+            if self._in_string:
+                self._string(character)
+            elif character == "<":
+                self.ended = True
+                return at
+            elif character == '"':
+                self._in_string = True
+            elif character in "{}":
+                self._depth += 1 if character == "{" else -1
+                if self._depth == 0:
+                    self.ended = True
+                    return at + 1
+        return len(text)
+
+    def _string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+
+
+def _certain(text: str) -> int:
+    """How many characters of `text` are content whatever follows: not blanks at the end, nor the beginning of a tag."""
+    for length in range(min(len(text), len(OPEN) - 1), 0, -1):
+        if text.endswith(OPEN[:length]):
+            return len(text[:-length].rstrip())
+    return len(text.rstrip())
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """Empty where `text` is no JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
