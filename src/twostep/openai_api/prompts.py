@@ -62,13 +62,18 @@ def completion_prompts(fields: Fields, tokenizer: Tokenizer) -> tuple[Tokens, ..
 def _tokens(prompt: object, tokenizer: Tokenizer, add_bos: bool | None) -> Tokens:
     if isinstance(prompt, str):
         return _not_empty(tokenizer.encode(prompt, special=True, add_bos=add_bos), "prompt")
-    if not isinstance(prompt, list) or not all(_is_id(member) for member in prompt):
-        allowed = "it has to be a string, a list of token ids, or a list of these"
-        raise ApiError(f"prompt is {shown(prompt)}; {allowed}", param="prompt")
-    for id_ in prompt:
+    allowed = "a string, a list of token ids, or a list of these"
+    return _not_empty(token_ids(prompt, "prompt", tokenizer, allowed), "prompt")
+
+
+def token_ids(ids: object, param: str, tokenizer: Tokenizer, allowed: str = "a list of token ids") -> list[int]:
+    """The field `param`, checked. Raises `ApiError`."""
+    if not isinstance(ids, list) or not all(_is_id(member) for member in ids):
+        raise ApiError(f"{param} is {shown(ids)}; it has to be {allowed}", param=param)
+    for id_ in ids:
         if not 0 <= id_ < tokenizer.vocab_size:
-            raise ApiError(f"prompt has token {id_}; the vocabulary is 0 to {tokenizer.vocab_size - 1}", param="prompt")
-    return _not_empty(prompt, "prompt")
+            raise ApiError(f"{param} has token {id_}; the vocabulary is 0 to {tokenizer.vocab_size - 1}", param=param)
+    return ids
 
 
 def _not_empty(tokens: list[int], param: str) -> Tokens:

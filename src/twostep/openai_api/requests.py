@@ -59,7 +59,7 @@ def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequenc
     """
     try:
         fields = Fields(body)
-        name = _model_name(fields, names)
+        name = model_name(fields, names)
         return ENDPOINTS[endpoint](fields, model, name)
     except TwostepError as error:
         raise refusal(error) from None
@@ -114,7 +114,8 @@ def _request(
     )
 
 
-def _model_name(fields: Fields, names: Sequence[str]) -> str:
+def model_name(fields: Fields, names: Sequence[str]) -> str:
+    """As the body names it; it may name none. Raises `ApiError` with status 404 for another than is served."""
     name = fields.take("model", names[0])
     if name in names:
         return str(name)
