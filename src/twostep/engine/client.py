@@ -5,7 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +32,8 @@ class EngineClient:
         self.heard_s = monotonic()
         """When that came."""
         self.died: EngineDiedError | None = None
+        self.unawaited: Callable[[RequestOutput], None] | None = None
+        """Hears the outputs of requests that somebody left early."""
         self._process, self._socket = process, end
         self._connection: Connection[ToEngine, FromEngine] = Connection(os.dup(end.fileno()))
         self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
@@ -150,6 +152,8 @@ class EngineClient:
     def _pass_on(self, event: Event | Refused) -> None:
         if queue := self._open.get(event.id):
             queue.put_nowait(event.error if isinstance(event, Refused) else event)
+        elif self.unawaited and isinstance(event, RequestOutput):
+            self.unawaited(event)
 
     def _bury(self) -> None:
         """Whoever waits is told."""

@@ -195,6 +195,7 @@ class Collector:
             end_ns=end.ended_ns,
             tokens=chunk.tokens,
             step=end.step.plan.step,
+            position=chunk.start,
             kernel_ns=end.result.step_ns,
             others=end.step.plan.shape.tokens - chunk.tokens,
             alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),

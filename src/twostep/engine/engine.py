@@ -14,6 +14,7 @@ from twostep.engine.collector import Collector, Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.constraint import Grammars
 from twostep.engine.executor import KernelExecutor
+from twostep.engine.meter import Measured
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.surroundings import EngineSurroundings, Submission
@@ -130,6 +131,10 @@ class Engine:
         events, collector.events = collector.events, []
         self._open.difference_update(event.id for event in events if isinstance(event, RequestOutput))
         return events
+
+    def measured(self) -> Measured:
+        """What the steps and tokens took, since the start."""
+        return self._surroundings.collector.meter.measured()
 
     def close(self) -> None:
         """Ends the thread beside and the recording. The engine cannot be used any more."""

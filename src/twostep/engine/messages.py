@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from twostep.core.request import FinishReason
 from twostep.engine.collector import Event
+from twostep.engine.meter import Measured
 from twostep.engine.params import SamplingParams
 from twostep.settings import Settings
 
@@ -63,6 +64,7 @@ class Snapshot:
     preemptions: int
     preempted_tokens: int
     finished: dict[FinishReason, int]
+    measured: Measured
 
 
 @dataclass(frozen=True, slots=True)

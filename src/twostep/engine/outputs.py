@@ -19,6 +19,8 @@ class ChunkTime:
     tokens: int
     step: int
     """Number of the step, in the order of the engine's steps."""
+    position: int = 0
+    """Of the first of these tokens in the sequence."""
     kernel_ns: int = 0
     """Of the step, what the kernels took; the rest made the plan and took in what came of it."""
     others: int = 0

@@ -52,6 +52,7 @@ class EngineHost:
             preemptions=counters.preemptions,
             preempted_tokens=counters.preempted_tokens,
             finished=dict(counters.finished),
+            measured=self._engine.measured(),
         )
 
     def _listen(self) -> None:

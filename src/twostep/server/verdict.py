@@ -1,0 +1,63 @@
+"""Which limit held a request most, in one line, from the lines of its bill."""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+
+class _Line(Protocol):
+    """See `bill.Line`."""
+
+    @property
+    def parts(self) -> dict[str, int]: ...
+    @property
+    def details(self) -> dict[str, Any]: ...
+
+
+WORDS = {
+    "queue": "the queue",
+    "blocks": "KV blocks: it waited until enough were free",
+    "arithmetic": "arithmetic: computing its prompt",
+    "bandwidth": "memory bandwidth: decoding, each step of which reads all weights",
+    "company": "company: prompts of others, or tokens of others in its prefill steps (estimated)",
+    "preemption": "preemption: it gave up its KV blocks, waited and computed again",
+    "host": "the engine's work between and around the kernels",
+    "front": "the front end: tokenising",
+    "send": "sending: text, transport, and a client that reads slowly",
+}
+
+
+def verdict(lines: Iterable[_Line]) -> dict[str, Any]:
+    """`limit`: the key of `WORDS` that took the most of the request's time, with its share of the whole."""
+    lines = tuple(lines)
+    took = _by_limit(lines)
+    whole_ns = sum(took.values())
+    limit = max(took, key=lambda limit: took[limit])
+    words = f"{WORDS[limit]}{_because(lines) if limit == 'queue' else ''}"
+    share = took[limit] / whole_ns if whole_ns else 0.0
+    line = f"held by {words}; {took[limit] / 1e6:.1f} of {whole_ns / 1e6:.1f} ms ({share:.0%})"
+    return {"limit": limit, "ns": took[limit], "share": round(share, 4), "words": line, "limits_ns": took}
+
+
+def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
+    took = dict.fromkeys(WORDS, 0)
+    for line in lines:
+        parts, details = line.parts, line.details
+        for part, limit in (("queue", "queue"), ("blocks", "blocks"), ("preempted", "preemption"), ("host", "host"),
+                            ("front", "front"), ("send", "send"), ("others", "company")):  # fmt: skip
+            took[limit] += parts.get(part, 0)
+        if "prefill" in parts:
+            company_ns = details["others_ns_estimated"]
+            took["arithmetic"] += parts["prefill"] - company_ns
+            took["company"] += company_ns
+        if "decode" in parts:
+            company_ns = details["others_prefill_ns_estimated"]
+            took["bandwidth"] += parts["decode"] - company_ns
+            took["company"] += company_ns
+    return took
+
+
+def _because(lines: Iterable[_Line]) -> str:
+    """Of all reasons for waiting the one that lasted longest."""
+    held = [one for line in lines if "queue" in line.parts for one in line.details.get("held", ())]
+    reasons = [one for one in held if one["why"] != "no_blocks"]
+    return f": {max(reasons, key=lambda one: int(one['ns']))['words']}" if reasons else ""
