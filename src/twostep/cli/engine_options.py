@@ -1,17 +1,10 @@
 """Options of the engine, for every command that has one serve many requests."""
 
 import argparse
-import re
 from pathlib import Path
 from typing import Any
 
-from twostep.errors import InvalidParameterError
-
-UNITS = {"B": 1} | {
-    f"{prefix}{ending}": base**power
-    for ending, base in (("B", 1000), ("iB", 1024))
-    for power, prefix in enumerate(("K", "M", "G", "T"), 1)
-}
+from twostep.engine.kv_memory import kv_memory
 
 NAMES = ("max_num_seqs", "max_model_len", "chunking", "kv_memory", "record")
 
@@ -32,17 +25,5 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     """Keywords for `EngineConfig`, of what was given. Raises `InvalidParameterError` for a size that is none."""
     given = {name: getattr(options, name) for name in NAMES if getattr(options, name) is not None}
     if (memory := given.pop("kv_memory", None)) is not None:
-        given |= kv_memory(memory)
+        given |= kv_memory(memory, "--kv-memory")
     return given
-
-
-def kv_memory(text: str) -> dict[str, Any]:
-    """A share above 0 and at most 1, or bytes with a unit. Raises `InvalidParameterError`."""
-    if match := re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)", text.strip()):
-        number, unit = float(match[1]), match[2]
-        if unit in UNITS and number > 0:
-            return {"kv_bytes": int(number * UNITS[unit])}
-        if not unit and 0 < number <= 1:
-            return {"kv_share": number}
-    allowed = f"a share above 0 and at most 1, such as 0.5, or a size in {', '.join(UNITS)}, such as 2GiB"
-    raise InvalidParameterError(f"--kv-memory is {text!r}; it has to be {allowed}")

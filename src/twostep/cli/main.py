@@ -6,12 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from twostep.cli import generate, inspect, models, pull, replay
+from twostep.cli import chat, generate, inspect, models, pull, replay
 from twostep.errors import TwostepError
 
-COMMANDS = (generate, models, pull, inspect, replay)
+COMMANDS = (chat, generate, models, pull, inspect, replay)
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 """130 and 141 are what a shell reports for a program that SIGINT or SIGPIPE ended."""
@@ -21,6 +22,19 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         """Abbreviated options would change their meaning when a new one is added."""
         super().__init__(allow_abbrev=False, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        """Of a command too: there the options are known that an unknown one may have been meant to be."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0].partition('=')[0])}")
+        return parsed, unknown
+
+    def _hint(self, unknown: str) -> str:
+        options = self._option_string_actions
+        begun = [option for option in options if unknown.startswith("--") and option.startswith(unknown)]
+        near = begun[:3] or get_close_matches(unknown, options, n=2, cutoff=0.75)
+        return f"; did you mean {' or '.join(near)}?" if near else ""
 
     def error(self, message: str) -> NoReturn:
         """One line, without the usage that argparse prints first."""
