@@ -11,8 +11,8 @@ AHEAD = 64
 
 
 def sequence(number: int, tokens: int, hashes: tuple[bytes, ...] = HASHES) -> Sequence:
-    blocks = tokens // 16
-    return Sequence(number, 0, Request(str(number), tokens, 10, hashes[:blocks]), 0, tokens, hashes=list(hashes[:blocks]))
+    own = hashes[: tokens // 16]
+    return Sequence(number, 0, Request(str(number), tokens, 10, own), 0, tokens, hashes=list(own))
 
 
 def entered(cache: KvCache, seq: Sequence, cached: int = 0, start: int | None = None) -> list[Granted]:
