@@ -55,7 +55,7 @@ class EngineClient:
         try:
             return client, await client._ready
         except BaseException:
-            await client.stop()
+            await client.stop(grace_s=0)
             raise
 
     @property

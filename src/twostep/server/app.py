@@ -1,0 +1,64 @@
+"""The routes, and what surrounds them."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route
+
+from twostep.errors import TwostepError
+from twostep.server.completions import Completions
+from twostep.server.errors import on_defect, on_http_exception, on_twostep_error
+from twostep.server.health import Health
+from twostep.server.limits import Gate
+from twostep.server.models import Models
+from twostep.server.openapi import serve_document, serve_page
+from twostep.server.state import ServerState
+from twostep.server.tokens import Tokens
+
+
+def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -> Starlette:
+    """The application. `connections` counts those that are open, where they are limited."""
+    return Starlette(
+        routes=_routes(state),
+        middleware=_middleware(state, connections),
+        exception_handlers={
+            TwostepError: on_twostep_error,
+            HTTPException: on_http_exception,
+            Exception: on_defect,
+        },
+    )
+
+
+def _routes(state: ServerState) -> list[BaseRoute]:
+    completions, models, tokens, health = Completions(state), Models(state), Tokens(state), Health(state)
+    return [
+        Route("/v1/chat/completions", completions, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", models.list),
+        Route("/v1/models/{name:path}", models.one),
+        Route("/v1/config", models.config),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/health", health.health),
+        Route("/ready", health.ready),
+        Route("/openapi.json", serve_document),
+        Route("/docs", serve_page),
+    ]
+
+
+def _middleware(state: ServerState, connections: Callable[[], int]) -> list[Middleware]:
+    """From the outside in: a browser has to see why it was refused."""
+    config = state.config
+    layers = [
+        Middleware(Gate, api_keys=config.api_keys, connections=connections, max_connections=config.max_connections)
+    ]
+    if config.cors_origins:
+        headers = ["Authorization", "Content-Type"]
+        cors = Middleware(
+            CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["GET", "POST"], allow_headers=headers
+        )
+        layers.insert(0, cors)
+    return layers

@@ -1,0 +1,152 @@
+"""`/v1/chat/completions` and `/v1/completions`: a request's way from its body to its last byte."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic_ns, time
+from uuid import uuid4
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from twostep.engine.client import EngineClient
+from twostep.engine.collector import Event
+from twostep.engine.messages import Submit
+from twostep.engine.outputs import RequestOutput
+from twostep.errors import TwostepError
+from twostep.openai_api.chunks import Chunks
+from twostep.openai_api.requests import ApiRequest, read_request
+from twostep.openai_api.responses import ID_PREFIX, response_body
+from twostep.server.bodies import parse, read_body
+from twostep.server.errors import api_error
+from twostep.server.flights import ClientGoneError
+from twostep.server.ledger import LEFT, Reply
+from twostep.server.places import Place
+from twostep.server.state import ServerState
+from twostep.server.streaming import EventStream, Sender, WholeReply
+
+
+class Completions:
+    """An ASGI application for both paths."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `TwostepError` if the request fails before anything was sent."""
+        state = self._state
+        client, _ = state.engine()
+        with state.places.take() as place, suppress(ClientGoneError):
+            body = await read_body(Request(scope, receive), state.config.max_body_bytes)
+            exchange = Exchange(state, client, scope["path"], send)
+            async with exchange.accounted(), state.flights.one(receive, state.config.request_timeout_s):
+                await exchange.run(body, place)
+
+
+class Exchange:
+    """One request for tokens whose body is here."""
+
+    def __init__(self, state: ServerState, client: EngineClient, path: str, send: Send) -> None:
+        self._state, self._client, self._path, self._send = state, client, path, send
+        self._received_ns = monotonic_ns()
+        self._created_s, self._unique = int(time()), uuid4().hex
+        self._submitted: _Submitted | None = None
+
+    async def run(self, body: bytes, place: Place) -> None:
+        """Understands the body, has it answered and sends the reply."""
+        request = await asyncio.to_thread(self._understand, body)
+        place.widen(len(request.prompts) * request.params.n)
+        self._state.note_unknown(request.unknown)
+        submits = self._submits(request)
+        self._submitted = _Submitted(request, [submit.id for submit in submits], self._sender(request), monotonic_ns())
+        async with aclosing(self._client.follow_all(submits)) as events:
+            async for event in events:
+                await self._submitted.heed(event)
+        await self._submitted.sender.end(self._submitted.whole)
+
+    @asynccontextmanager
+    async def accounted(self) -> AsyncIterator[None]:
+        """Whatever ends the block, the client is told, and the ledger if the engine had to do with it."""
+        try:
+            yield
+            self._note(200)
+        except ClientGoneError:
+            self._note(LEFT)
+            raise
+        except TwostepError as error:
+            told = api_error(error)
+            begun = self._submitted is not None and await self._submitted.sender.fail(told)
+            self._note(told.status)
+            if not begun:
+                raise told from None
+
+    def _understand(self, body: bytes) -> ApiRequest:
+        """In a thread: a long prompt takes long to tokenise."""
+        return read_request(self._path, parse(body), self._state.model, self._state.names)
+
+    def _submits(self, request: ApiRequest) -> list[Submit]:
+        several = len(request.prompts) > 1
+        id_ = self._id(request)
+        return [
+            Submit(f"{id_}-{number}" if several else id_, prompt, request.params, request.priority, request.stream)
+            for number, prompt in enumerate(request.prompts)
+        ]
+
+    def _sender(self, request: ApiRequest) -> Sender:
+        tokenizer, unique, created_s = self._state.model.tokenizer, self._unique, self._created_s
+        if request.stream:
+            return EventStream(self._send, Chunks(request, tokenizer, unique=unique, created_s=created_s))
+        body = partial(response_body, request, tokenizer=tokenizer, unique=unique, created_s=created_s)
+        return WholeReply(self._send, body)
+
+    def _id(self, request: ApiRequest) -> str:
+        """As the client sees it."""
+        return ID_PREFIX[request.kind] + self._unique
+
+    def _note(self, status: int) -> None:
+        """What was refused is not the ledger's."""
+        submitted = self._submitted
+        if submitted is None or (400 <= status < 500 and status != LEFT):
+            return
+        reply = Reply(
+            id=self._id(submitted.request),
+            endpoint=self._path,
+            model=submitted.request.model,
+            stream=submitted.request.stream,
+            created_s=self._created_s,
+            received_ns=self._received_ns,
+            submitted_ns=submitted.at_ns,
+            sent_ns=monotonic_ns(),
+            status=status,
+            outputs=tuple(submitted.outputs.values()),
+            awaited=() if self._client.died else submitted.awaited,
+        )
+        self._state.ledger.finished(reply)
+
+
+@dataclass
+class _Submitted:
+    """What the engine has to do with, and what has come of it."""
+
+    request: ApiRequest
+    ids: Sequence[str]
+    """The engine's, one for each prompt."""
+    sender: Sender
+    at_ns: int
+    outputs: dict[str, RequestOutput] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> list[RequestOutput]:
+        """Of all prompts, in their order."""
+        return [self.outputs[id_] for id_ in self.ids]
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        return tuple(id_ for id_ in self.ids if id_ not in self.outputs)
+
+    async def heed(self, event: Event) -> None:
+        if isinstance(event, RequestOutput):
+            self.outputs[event.id] = event
+        await self.sender.event(self.ids.index(event.id), event)

@@ -1,0 +1,50 @@
+"""Errors as replies: always OpenAI's error object, whatever went wrong."""
+
+import json
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from twostep.errors import EngineDiedError, TwostepError
+from twostep.openai_api.errors import ApiError, refusal
+
+RETRY_AFTER_S = 1
+"""What clients are told to wait for who are sent away for now: places come free whenever somebody's answer ends."""
+
+
+def api_error(error: TwostepError) -> ApiError:
+    """What a client is told of an error."""
+    if isinstance(error, EngineDiedError):
+        return ApiError(str(error), status=500, code="engine_died")
+    return refusal(error)
+
+
+def error_response(error: ApiError) -> Response:
+    headers = {}
+    if error.status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    # Names from outside may hold what UTF-8 cannot: the body is plain ASCII.
+    return Response(json.dumps(error.body()), error.status, headers, "application/json")
+
+
+async def on_twostep_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TwostepError)
+    return error_response(api_error(error))
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router says: no such path, or not by this method."""
+    assert isinstance(error, HTTPException)
+    problems = {404: "there is no such path", 405: "the path has no such method"}
+    problem = f"{request.method} {request.url.path}: {problems.get(error.status_code, error.detail)}"
+    response = error_response(ApiError(problem, status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def on_defect(request: Request, error: Exception) -> Response:
+    """Ours. The traceback goes to the log, not to the client."""
+    return error_response(ApiError("internal error; the server's log says more", status=500))

@@ -1,0 +1,223 @@
+"""The description of the API: `/openapi.json`, and `/docs`, a page of it that needs no network."""
+
+from html import escape
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
+from twostep.kernels.sampling import MAX_LOGPROBS
+from twostep.openai_api.prompts import MAX_PROMPTS
+
+Schema = dict[str, Any]
+
+
+def _nullable(type_: str, **limits: Any) -> Schema:
+    """Null counts as absent everywhere."""
+    return {"type": [type_, "null"], **limits}
+
+
+def _number(least: float, most: float, default: float) -> Schema:
+    return _nullable("number", minimum=least, maximum=most, default=default)
+
+
+_TEXT = {"type": "string"}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_SWITCH = _nullable("boolean")
+
+_SAMPLING: Schema = {
+    "model": _nullable("string", description="a name that /v1/models lists; absent: the served one"),
+    "stream": _nullable("boolean", default=False, description="server-sent events, the last of them [DONE]"),
+    "stream_options": _nullable(
+        "object", properties={"include_usage": _SWITCH, "continuous_usage_stats": _SWITCH}, additionalProperties=False
+    ),
+    "max_tokens": _nullable("integer", minimum=1),
+    "min_tokens": _nullable("integer", minimum=0),
+    "n": _nullable("integer", minimum=1, maximum=MAX_CHOICES, default=1),
+    "temperature": _nullable("number", minimum=0, default=1),
+    "top_p": _nullable("number", exclusiveMinimum=0, maximum=1, default=1),
+    "top_k": _nullable("integer", minimum=-1, default=0, description="0 or -1: all tokens"),
+    "min_p": _number(0, 1, 0),
+    "presence_penalty": _number(-2, 2, 0),
+    "frequency_penalty": _number(-2, 2, 0),
+    "repetition_penalty": _nullable("number", exclusiveMinimum=0, default=1),
+    "seed": _nullable("integer", description="absent: random"),
+    "stop": {
+        "anyOf": [
+            _nullable("string", minLength=1, maxLength=MAX_STOP_CHARACTERS),
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOPS},
+        ]
+    },
+    "stop_token_ids": _nullable("array", items={"type": "integer", "minimum": 0}, maxItems=MAX_STOPS),
+    "ignore_eos": _SWITCH,
+    "include_stop_str_in_output": _SWITCH,
+    "skip_special_tokens": _nullable("boolean", default=True),
+    "add_special_tokens": _nullable("boolean", description="a beginning of sequence before the prompt"),
+    "logit_bias": _nullable("object", additionalProperties=_number(-100, 100, 0), description="by token id"),
+    "priority": _nullable("integer", default=0, description="a lower number is more urgent"),
+    "return_token_ids": _SWITCH,
+}
+
+_CHAT: Schema = {
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": {
+            "type": "object",
+            "required": ["role"],
+            "properties": {
+                "role": _TEXT,
+                "content": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]},
+            },
+        },
+    },
+    "max_completion_tokens": _nullable("integer", minimum=1, description="the newer name of max_tokens"),
+    "logprobs": _SWITCH,
+    "top_logprobs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS),
+    "add_generation_prompt": _nullable("boolean", default=True),
+    "continue_final_message": _nullable("boolean", description="the answer goes on from the last message"),
+    "chat_template_kwargs": _nullable("object"),
+}
+
+_COMPLETION: Schema = {
+    "prompt": {
+        "anyOf": [_TEXT, _TOKENS, {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "maxItems": MAX_PROMPTS}],
+        "description": "a text, its token ids, or several of these",
+    },
+    "echo": _nullable("boolean", description="the answer's text begins with the prompt's"),
+    "logprobs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS),
+}
+
+_TOKENIZE: Schema = {
+    "model": _SAMPLING["model"],
+    "prompt": _nullable("string", description="a text; or else messages"),
+    "messages": {"anyOf": [_CHAT["messages"], {"type": "null"}]},
+    "add_special_tokens": _SAMPLING["add_special_tokens"],
+    "add_generation_prompt": _CHAT["add_generation_prompt"],
+    "return_token_strs": _SWITCH,
+}
+
+_DETOKENIZE: Schema = {"model": _SAMPLING["model"], "tokens": {**_TOKENS, "minItems": 0}}
+
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": _TEXT, "type": _TEXT, "param": _nullable("string"), "code": _nullable("string"),
+            },
+        }
+    },
+}  # fmt: skip
+
+_POSTS = {
+    "/v1/chat/completions": ("Answer a conversation", {**_CHAT, **_SAMPLING}, ["messages"]),
+    "/v1/completions": ("Continue a text", {**_COMPLETION, **_SAMPLING}, ["prompt"]),
+    "/tokenize": ("Tokens of a text or a conversation", _TOKENIZE, []),
+    "/detokenize": ("Text of tokens", _DETOKENIZE, ["tokens"]),
+}
+_GETS = {
+    "/v1/models": "What is served",
+    "/v1/models/{name}": "One of these",
+    "/v1/config": "Effective settings, who set them, and the arithmetic behind them",
+    "/health": "Is the engine getting on?",
+    "/ready": "Are requests taken on?",
+}
+
+
+def document() -> Schema:
+    """OpenAPI 3.1."""
+    paths: Schema = {path: {"get": _get(path, about)} for path, about in _GETS.items()}
+    for path, (about, fields, required) in _POSTS.items():
+        body = {"type": "object", "properties": fields, "required": required}
+        content = {"required": True, "content": {"application/json": {"schema": body}}}
+        paths[path] = {"post": {"summary": about, "requestBody": content, "responses": _responses(path)}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Twostep", "version": "1"},
+        "paths": paths,
+        "components": {
+            "schemas": {"Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _get(path: str, about: str) -> Schema:
+    name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
+    return {
+        "summary": about,
+        "parameters": [name] if "{name}" in path else [],
+        "responses": _responses(path),
+    }
+
+
+def _responses(path: str) -> Schema:
+    answer: Schema = {"application/json": {"schema": {"type": "object"}}}
+    if "completions" in path:
+        answer["text/event-stream"] = {"schema": _TEXT}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "200": {"description": "the answer", "content": answer},
+        "default": {"description": "an error, in OpenAI's form", "content": error},
+    }
+
+
+# --- the page -----------------------------------------------------------------------------------------------------
+
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "h2{font:600 1.1rem monospace;margin:2rem 0 0}td{padding:.1rem 1rem .1rem 0;vertical-align:top}"
+    "td:first-child{font-family:monospace}"
+)
+
+
+def page() -> str:
+    """HTML of the same."""
+    described = document()
+    parts = [_section(path, *operation) for path, by in described["paths"].items() for operation in by.items()]
+    title = "Twostep"
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    link = '<p>As a document: <a href="/openapi.json">/openapi.json</a></p>'
+    return f"{head}<h1>{title}</h1>{link}{''.join(parts)}</html>"
+
+
+def _section(path: str, method: str, operation: Schema) -> str:
+    content = operation.get("requestBody", {}).get("content", {})
+    body = content.get("application/json", {}).get("schema", {"properties": {}, "required": []})
+    rows = [_row(name, field, name in body["required"]) for name, field in body["properties"].items()]
+    return (
+        f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(operation['summary'])}</p><table>{''.join(rows)}</table>"
+    )
+
+
+def _row(name: str, field: Schema, required: bool) -> str:
+    about = [field["description"]] if "description" in field else []
+    if "default" in field:
+        about.append(f"default {field['default']}")
+    if required:
+        about.append("required")
+    return f"<tr><td>{name}<td>{escape(_type(field))}<td>{escape('; '.join(about))}"
+
+
+def _type(field: Schema) -> str:
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_type(member) for member in field["anyOf"]))
+    kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+    named = " or ".join(kind for kind in kinds if kind != "null") or "null"
+    least, most = field.get("minimum", field.get("exclusiveMinimum")), field.get("maximum")
+    limits = [f"from {least}"] * (least is not None) + [f"to {most}"] * (most is not None)
+    return " ".join([named, *limits])
+
+
+async def serve_document(request: Request) -> Response:
+    return JSONResponse(document())
+
+
+async def serve_page(request: Request) -> Response:
+    return HTMLResponse(page())

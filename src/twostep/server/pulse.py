@@ -1,0 +1,38 @@
+"""Whether the engine makes progress: with work pending, its steps have to go on."""
+
+import asyncio
+from time import monotonic
+
+from twostep.engine.client import EngineClient
+
+PULSE_S = 1.0
+"""How often the engine is asked how it is; it answers between two steps."""
+
+
+class Pulse:
+    """Remembers when the engine last got on."""
+
+    def __init__(self) -> None:
+        self._steps = -1
+        self._since_s = monotonic()
+        self._asked_s = 0.0
+
+    def beat(self, client: EngineClient) -> None:
+        """Takes note of what the engine last said; where it has work, asks again once it has answered."""
+        now_s = monotonic()
+        steps = client.snapshot.steps if client.snapshot else 0
+        if steps != self._steps or not client.outstanding:
+            self._steps, self._since_s = steps, now_s
+        if client.outstanding and client.heard_s >= self._asked_s:
+            self._asked_s = now_s
+            client.ping()
+
+    def stalled_s(self, client: EngineClient) -> float:
+        """For how long there has been work and no step; 0 where there is no work."""
+        return monotonic() - self._since_s if client.outstanding else 0.0
+
+    async def run(self, client: EngineClient) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.beat(client)
+            await asyncio.sleep(PULSE_S)

@@ -1,0 +1,136 @@
+"""The process of a server: binds, loads the model, serves, and ends in order."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from twostep.engine.client import EngineClient
+from twostep.engine.config import EngineConfig
+from twostep.engine.messages import Ready
+from twostep.errors import TwostepError
+from twostep.model.loaded import open_model
+from twostep.openai_api.errors import ApiError
+from twostep.server.app import create_app
+from twostep.server.config import ServerConfig
+from twostep.server.state import ServerState
+
+CLOSE_S = 5
+"""How long connections may take to close, once every request has had its reply."""
+
+Announce = Callable[[ServerConfig, Ready], None]
+"""Called when requests are taken on, with the port and the name that are in use."""
+
+
+class AddressError(TwostepError):
+    """The address cannot be listened on."""
+
+
+def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announce: Announce) -> None:
+    """Serves until SIGTERM or SIGINT, then lets requests finish for `drain_s`; a second signal ends the process at
+    once. Whoever asks while the model is loaded is told so.
+
+    Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model.
+    """
+    name = config.served_model_name or path.name.removesuffix(".gguf")
+    model = open_model(path)
+    with _listen(config) as listener:
+        config = replace(config, port=listener.getsockname()[1], served_model_name=name)
+        asyncio.run(_serve(ServerState(config, model, (name,)), engine_config, listener, announce))
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=1024)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise AddressError(f"cannot listen on {config.host}, port {config.port}: {reason}") from None
+
+
+async def _serve(state: ServerState, engine_config: EngineConfig, listener: socket.socket, announce: Announce) -> None:
+    front = Front(state)
+    serving = asyncio.create_task(front.serve(sockets=[listener]))
+    loading = asyncio.create_task(_load(state, engine_config))
+    try:
+        await asyncio.wait([serving, loading], return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            announce(state.config, loading.result())
+            await _pulse_until(state, serving)
+    finally:
+        loading.cancel()
+        front.should_exit = True
+        await asyncio.wait([serving, loading])
+        if state.client is not None:
+            await state.client.stop()
+
+
+async def _load(state: ServerState, engine_config: EngineConfig) -> Ready:
+    """The engine's process, and beside it what the front needs of the model."""
+    front = asyncio.create_task(asyncio.to_thread(_prepare, state))
+    client, ready = await EngineClient.start(state.model.path, engine_config)
+    await front
+    state.loaded(client, ready)
+    return ready
+
+
+def _prepare(state: ServerState) -> None:
+    """So that the first request does not wait for it. A model without a template is for completions."""
+    _ = state.model.tokenizer
+    with suppress(TwostepError):
+        _ = state.model.template
+
+
+async def _pulse_until(state: ServerState, serving: "asyncio.Task[None]") -> None:
+    assert state.client is not None
+    pulse = asyncio.create_task(state.pulse.run(state.client))
+    try:
+        await serving
+    finally:
+        pulse.cancel()
+
+
+class Front(uvicorn.Server):
+    """uvicorn, but that it drains before it closes the door: who comes meanwhile is told, not met by silence."""
+
+    def __init__(self, state: ServerState) -> None:
+        config = uvicorn.Config(
+            create_app(state, lambda: len(self.server_state.connections)),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=CLOSE_S,
+        )
+        super().__init__(config)
+        self._state = state
+        self._drain: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On a signal. Not passed on afterwards: an orderly end has status 0."""
+        if self._state.draining:
+            os._exit(128 + sig)
+        self._state.draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to close."""
+        if self._state.draining and self._drain is None:
+            self._drain = asyncio.create_task(self._let_finish())
+        return await super().on_tick(counter)
+
+    async def _let_finish(self) -> None:
+        flights, loop = self._state.flights, asyncio.get_running_loop()
+        deadline_s = loop.time() + self._state.config.drain_s
+        while flights and loop.time() < deadline_s:
+            await asyncio.sleep(0.05)
+        flights.cut_all(ApiError("the server is shutting down", status=503, code="shutting_down"))
+        self.should_exit = True

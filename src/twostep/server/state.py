@@ -1,0 +1,65 @@
+"""What the front end knows, in one place."""
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from time import time
+
+from twostep.engine.client import EngineClient
+from twostep.engine.messages import Ready
+from twostep.model.loaded import LoadedModel
+from twostep.openai_api.errors import ApiError
+from twostep.server.config import ServerConfig
+from twostep.server.flights import Flights
+from twostep.server.ledger import Ledger
+from twostep.server.places import Places
+from twostep.server.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+MAX_UNKNOWN = 100
+"""Names of unknown fields that are logged; more are somebody's game."""
+
+
+@dataclass
+class ServerState:
+    """For one event loop. `model` is the front's own: tokenizer and template; the weights are the engine's."""
+
+    config: ServerConfig
+    model: LoadedModel
+    names: tuple[str, ...]
+    """What requests may call the model."""
+    ledger: Ledger = field(default_factory=Ledger)
+    client: EngineClient | None = None
+    ready: Ready | None = None
+    """Both None while the model is being loaded."""
+    draining: bool = False
+    """No new requests are taken on: the server is about to end."""
+    places: Places = field(default_factory=lambda: Places(0))
+    flights: Flights = field(default_factory=Flights)
+    pulse: Pulse = field(default_factory=Pulse)
+    started_s: int = field(default_factory=lambda: int(time()))
+    """Wall clock."""
+    _unknown: set[str] = field(default_factory=set)
+
+    def loaded(self, client: EngineClient, ready: Ready) -> None:
+        """Requests can be taken on from now."""
+        self.client, self.ready = client, ready
+        self.places = Places(ready.settings.seats + self.config.max_queue)
+
+    def engine(self) -> tuple[EngineClient, Ready]:
+        """Raises `ApiError` with status 503 where there is none that takes on requests."""
+        if self.client is None or self.ready is None:
+            raise ApiError("the model is being loaded", status=503, code="loading")
+        if self.draining:
+            raise ApiError("the server is shutting down", status=503, code="shutting_down")
+        if self.client.died:
+            raise ApiError(str(self.client.died), status=503, code="engine_died")
+        return self.client, self.ready
+
+    def note_unknown(self, fields: Iterable[str]) -> None:
+        """Names fields of requests that nobody knows, each once."""
+        for name in fields:
+            if name not in self._unknown and len(self._unknown) < MAX_UNKNOWN:
+                self._unknown.add(name)
+                log.warning("requests have the field %.60r, which is unknown here and ignored", name)
