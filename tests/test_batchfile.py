@@ -17,8 +17,8 @@ from twostep.batchfile.answers import AnswerFile
 from twostep.batchfile.lines import BatchFileError, check_lines
 from twostep.batchfile.run import MAX_OUTSTANDING
 from twostep.cli.batch import UnansweredError, answer_file
-from twostep.cli.engine_options import kv_memory
 from twostep.cli.main import main
+from twostep.engine.kv_memory import kv_memory
 from twostep.model.loaded import LoadedModel, open_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -1,7 +1,6 @@
 """One answer to one prompt, on an engine that is made for it alone."""
 
 import argparse
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
@@ -13,8 +12,6 @@ from twostep.engine.engine import Engine
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import SamplingError
-from twostep.kernels.native import usable_isas
-from twostep.kernels.threads import default_threads
 from twostep.model.loaded import open_model
 from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
@@ -70,10 +67,10 @@ def _streamed(engine: Engine, prompt: list[int], params: SamplingParams, show: C
 
 
 def _engine_line(engine: Engine) -> str:
-    memory, config = engine.sizing.memory, engine.config
+    memory = engine.sizing.memory
     return engine_line(
-        isa=os.environ.get("TWOSTEP_ISA") or usable_isas()[0],
-        threads=config.threads or default_threads(),
+        isa=engine.kernels.isa,
+        threads=engine.kernels.threads,
         file_bytes=sum(tensor.nbytes for tensor in engine.model.network.tensors.values()),
         weight_bytes=memory.weights_bytes,
         kv_bytes=engine.sizing.blocks * memory.kv_bytes_per_block,

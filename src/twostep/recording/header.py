@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from twostep.errors import RecordingError
@@ -25,6 +24,8 @@ class Header:
 
 def new_header(settings: Settings, about: Mapping[str, str]) -> Header:
     """Of a run of this installation."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to load: for runs that are recorded alone
+
     try:
         installed = version("twostep")
     except PackageNotFoundError:
