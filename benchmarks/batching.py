@@ -54,8 +54,11 @@ QUICK = Effort(output_lengths.QUICK, interference.QUICK, prefix_reuse.QUICK, pag
 
 @dataclass(frozen=True)
 class Peers:
-    """Twostep is among them."""
+    """Twostep is among them. `requests`, `outstanding` at a time; a prompt of `newcomer` tokens stalls the others."""
 
+    requests: int
+    outstanding: int
+    newcomer: int
     throughput: list[Throughput]
     stalls: list[StallPoint]
 
@@ -141,9 +144,10 @@ def _compare(
             say("no other engine was given: left out")
             return None
         ours = Twostep(model, f"commit {surroundings.commit}", max_num_seqs=effort.throughput.outstanding)
-        cutting = interference.engines(model, effort.stalls, STALLS)
+        cutting = interference.engines(model, effort.stalls, STALLS, "Twostep ")
         stalls = interference.measure([*cutting, *openvino, *llama], effort.stalls)
-        return Peers(throughput.measure([ours, *openvino, *llama[1:]], effort.throughput), stalls)
+        rates = throughput.measure([ours, *openvino, *llama[1:]], effort.throughput)
+        return Peers(effort.throughput.requests, effort.throughput.outstanding, effort.stalls.newcomer, rates, stalls)
 
 
 def _openvino(options: argparse.Namespace, path: Path, threads: int) -> Iterator[OpenVinoServing]:

@@ -81,19 +81,18 @@ def peers(result: Json) -> str:
     """Throughput and stall of all engines of a run in which there were others."""
     found = result["peers"]
     versions = "\n".join(f"* {one['engine']}: {one['version']}, `{one['file']}`" for one in found["throughput"])
-    tables = [throughput(found["throughput"]), stalls("engine", found["stalls"])]
+    tables = [throughput(found), stalls("engine", found["stalls"])]
     return "\n\n".join([provenance(result), *tables, versions])
 
 
-def throughput(engines: list[Json]) -> str:
-    head = ["64 requests, 16 at a time", "output tokens/s", "of the best other"]
-    best = max(one["output_tokens_per_s"]["median"] for one in engines[1:])
-    return table(head, [_throughput_row(one, best) for one in engines])
-
-
-def _throughput_row(one: Json, best: float) -> list[str]:
-    rate = one["output_tokens_per_s"]
-    return [one["engine"], with_spread(rate), f"**{rate['median'] / best:.2f} {TIMES}**"]
+def throughput(found: Json) -> str:
+    """Twostep first; what it reaches of the best of the others."""
+    ours, *others = found["throughput"]
+    best = max(one["output_tokens_per_s"]["median"] for one in others)
+    reached = f"**{ours['output_tokens_per_s']['median'] / best:.2f} {TIMES}**"
+    head = [f"{found['requests']} requests, {found['outstanding']} at a time", "output tokens/s", "of the best other"]
+    rates = [(one["engine"], with_spread(one["output_tokens_per_s"])) for one in (ours, *others)]
+    return table(head, [[*rates[0], reached], *([*rate, ""] for rate in rates[1:])])
 
 
 def main_rows(result: Json) -> str:
@@ -107,12 +106,12 @@ def main_rows(result: Json) -> str:
         [f"prefix cache on {DIVIDED} off, {most['hit_rate']:.0%} of the prompts found", ratio(most)],
         [f"the same, {none['hit_rate']:.0%} found", ratio(none)],
         [f"requests at a time in the same memory, paged {DIVIDED} contiguous", ratio(result["paging"])],
-        *_peers_rows(result["peers"]),
+        *peers_rows(result["peers"]),
     ]
     return table([result["model"], "measured"], rows)
 
 
-def _peers_rows(found: Json | None) -> list[list[str]]:
+def peers_rows(found: Json | None) -> list[list[str]]:
     if found is None:
         return []
     ours, *others = found["throughput"]
@@ -120,8 +119,8 @@ def _peers_rows(found: Json | None) -> list[list[str]]:
     shown = [f"{one['engine']} {number(one['output_tokens_per_s']['median'])}" for one in (ours, best)]
     gaps = [f"{one['name']} {number(one['gaps']['longest_ms']['median'])}" for one in found["stalls"]]
     return [
-        ["64 mixed requests, 16 at a time, output tokens/s", ", ".join(shown)],
-        ["longest gap of 4 streams while a prompt of 2048 tokens arrives, ms", ", ".join(gaps)],
+        [f"{found['requests']} mixed requests, {found['outstanding']} at a time, output tokens/s", ", ".join(shown)],
+        [f"longest gap of 4 streams while a prompt of {found['newcomer']} tokens arrives, ms", ", ".join(gaps)],
     ]
 
 

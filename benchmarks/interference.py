@@ -25,7 +25,7 @@ class Effort:
 
 
 FULL = Effort(newcomer=2048, tokens=480, after=48, runs=3, chunkings=CHUNKINGS)
-QUICK = Effort(newcomer=64, tokens=24, after=4, runs=2, chunkings=("none", "tokens=32"))
+QUICK = Effort(newcomer=64, tokens=16, after=2, runs=1, chunkings=("none", "tokens=32"))
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class StallPoint:
     gaps: Gaps
 
 
-def engines(model: LoadedModel, effort: Effort, chunkings: Sequence[str]) -> list[Twostep]:
-    """Ours, one for each way to cut; a step has room for the whole newcomer."""
+def engines(model: LoadedModel, effort: Effort, chunkings: Sequence[str], prefix: str = "") -> list[Twostep]:
+    """Ours, one for each way to cut, called so after `prefix`; a step has room for the whole newcomer."""
     room = effort.newcomer + 512
     return [
-        Twostep(model, "", f"Twostep {chunking}", chunking=chunking, max_num_seqs=8, max_step_tokens=room)
+        Twostep(model, "", prefix + chunking, chunking=chunking, max_num_seqs=8, max_step_tokens=room)
         for chunking in chunkings
     ]
 

@@ -25,14 +25,12 @@ Draw = Callable[[random.Random], int]
 
 @dataclass(frozen=True)
 class Effort:
+    lengths: tuple[str, ...]
+    """Names in `LENGTHS`."""
     requests: int
     runs: int
     scale: int
     """Lengths are divided by it."""
-
-
-FULL = Effort(requests=64, runs=3, scale=1)
-QUICK = Effort(requests=6, runs=1, scale=16)
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,15 @@ def uniform(least: int, most: int) -> Draw:
 LENGTHS: dict[str, Draw] = {
     f"all {MEAN}": uniform(MEAN, MEAN),
     "uniform, 8 to 128": uniform(8, 128),
-    **{f"exponential, capped at {cap}": capped_exponential(cap) for cap in (16, 64, 256, 768)},
+    **{f"exponential \N{LESS-THAN OR EQUAL TO} {cap}": capped_exponential(cap) for cap in (16, 64, 256, 768)},
 }
+FULL = Effort(tuple(LENGTHS), requests=64, runs=3, scale=1)
+QUICK = Effort(tuple(LENGTHS)[:2], requests=3, runs=1, scale=16)
 
 
 def measure(model: LoadedModel, effort: Effort) -> list[LengthsPoint]:
     """Runs of all distributions in turns, both ways of batching one after the other."""
-    draws = {name: draw_lengths(draw, effort) for name, draw in LENGTHS.items()}
+    draws = {name: draw_lengths(LENGTHS[name], effort) for name in effort.lengths}
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in draws}
     for run in range(effort.runs):
         for name, lengths in draws.items():

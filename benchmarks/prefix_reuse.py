@@ -26,7 +26,7 @@ class Effort:
 
 
 FULL = Effort(requests=16, prompt=512, shared=464, runs=7)
-QUICK = Effort(requests=3, prompt=48, shared=32, runs=2)
+QUICK = Effort(requests=2, prompt=48, shared=32, runs=1)
 
 
 @dataclass(frozen=True)
