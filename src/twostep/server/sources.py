@@ -52,7 +52,7 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
         if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
             continue
         if (setting := by_variable.get(variable)) is None:
-            raise _unknown(f"environment variable {variable}", variable, [*by_variable, *OTHER_VARIABLES])
+            raise _unknown(f"environment variable {variable}", variable, [*by_variable, *OTHER_VARIABLES], PREFIX)
         layer[setting.name] = Given(_read(setting.kind.from_text, text, setting, variable), variable)
     return _without_aliases(layer)
 
@@ -93,10 +93,11 @@ def _read(read: Callable[[Any], Any], value: object, setting: Setting, by: str) 
         raise InvalidParameterError(f"{by} is {shown}; it has to be {setting.kind.allowed}", setting.name) from None
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> InvalidParameterError:
-    near = get_close_matches(name, known, n=2)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "; `twostep serve --help` lists all"
-    return InvalidParameterError(f"{what} is no setting{hint}", name)
+def _unknown(what: str, name: str, known: Iterable[str], prefix: str = "") -> InvalidParameterError:
+    """All names begin with `prefix`, which says nothing of how alike they are."""
+    near = get_close_matches(name.removeprefix(prefix), [other.removeprefix(prefix) for other in known], n=2)
+    hint = f"did you mean {' or '.join(prefix + other for other in near)}?" if near else "see `twostep serve --help`"
+    return InvalidParameterError(f"{what} is no setting; {hint}", name)
 
 
 def _without_aliases(layer: Layer) -> Layer:
