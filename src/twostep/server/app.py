@@ -6,7 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 
 from twostep.errors import TwostepError
 from twostep.server.completions import Completions
@@ -14,6 +14,7 @@ from twostep.server.errors import on_defect, on_http_exception, on_twostep_error
 from twostep.server.health import Health
 from twostep.server.limits import Gate
 from twostep.server.models import Models
+from twostep.server.observe import CountReplies, Observations
 from twostep.server.openapi import serve_document, serve_page
 from twostep.server.state import ServerState
 from twostep.server.tokens import Tokens
@@ -21,9 +22,11 @@ from twostep.server.tokens import Tokens
 
 def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -> Starlette:
     """The application. `connections` counts those that are open, where they are limited."""
+    routes = _routes(state)
+    counting = Middleware(CountReplies, metrics=state.metrics, paths=[route.path for route in routes])
     return Starlette(
-        routes=_routes(state),
-        middleware=_middleware(state, connections),
+        routes=routes,
+        middleware=[counting, *_middleware(state, connections)],
         exception_handlers={
             TwostepError: on_twostep_error,
             HTTPException: on_http_exception,
@@ -32,18 +35,21 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
     )
 
 
-def _routes(state: ServerState) -> list[BaseRoute]:
+def _routes(state: ServerState) -> list[Route]:
     completions, models, tokens, health = Completions(state), Models(state), Tokens(state), Health(state)
+    observations = Observations(state)
     return [
         Route("/v1/chat/completions", completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.one),
         Route("/v1/config", models.config),
+        Route("/v1/requests/{id}", observations.bill),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
+        Route("/metrics", observations.metrics),
         Route("/openapi.json", serve_document),
         Route("/docs", serve_page),
     ]

@@ -49,7 +49,7 @@ class Ledger:
         now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         """Each of `tell` hears of every reply once, when all its outputs are here."""
-        self._keep, self._keep_ns = keep, int(keep_s * 1e9)
+        self.keep, self._keep_ns = keep, int(keep_s * 1e9)
         self._tell, self._now_ns = tuple(tell), now_ns
         self._replies: OrderedDict[str, Reply] = OrderedDict()
         self._owner: dict[str, str] = {}
@@ -91,7 +91,7 @@ class Ledger:
         oldest_ns = self._now_ns() - self._keep_ns
         while self._replies:
             first = next(iter(self._replies.values()))
-            if len(self._replies) <= self._keep and first.sent_ns >= oldest_ns:
+            if len(self._replies) <= self.keep and first.sent_ns >= oldest_ns:
                 return
             del self._replies[first.id]
             for id_ in first.awaited:

@@ -1,6 +1,7 @@
 """What the front end knows, in one place."""
 
 import logging
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import time
@@ -12,8 +13,10 @@ from twostep.openai_api.errors import ApiError
 from twostep.server.config import ServerConfig
 from twostep.server.flights import Flights
 from twostep.server.ledger import Ledger
+from twostep.server.metrics import Metrics
 from twostep.server.places import Places
 from twostep.server.pulse import Pulse
+from twostep.server.requests_log import RequestsLog
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +32,8 @@ class ServerState:
     model: LoadedModel
     names: tuple[str, ...]
     """What requests may call the model."""
-    ledger: Ledger = field(default_factory=Ledger)
+    metrics: Metrics = field(default_factory=Metrics)
+    ledger: Ledger = field(init=False)
     client: EngineClient | None = None
     ready: Ready | None = None
     """Both None while the model is being loaded."""
@@ -42,9 +46,15 @@ class ServerState:
     """Wall clock."""
     _unknown: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        log = self.config.log
+        logs = [] if log == "off" else [RequestsLog(sys.stderr, as_json=log == "json").write]
+        self.ledger = Ledger(tell=[self.metrics.heard, *logs])
+
     def loaded(self, client: EngineClient, ready: Ready) -> None:
         """Requests can be taken on from now."""
         self.client, self.ready = client, ready
+        client.unawaited = self.ledger.late
         self.places = Places(ready.settings.seats + self.config.max_queue)
 
     def engine(self) -> tuple[EngineClient, Ready]:
