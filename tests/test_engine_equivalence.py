@@ -88,14 +88,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tokens=1": {"chunking": "tokens=1", "max_num_seqs": 16},
     "tokens=7": {"chunking": "tokens=7"},
     "tokens=16": {"chunking": "tokens=16"},
-    "tokens=50": {"chunking": "tokens=50"},
     "time=0.5": {"chunking": "time=0.5"},
-    "time=20": {"chunking": "time=20"},
     "narrow steps": {"max_step_tokens": 272, "max_num_seqs": 16},
     "no prefix cache": {"enable_prefix_caching": False},
     "no overlap": {"overlap": False},
     "two threads": {"threads": min(2, os.cpu_count() or 1)},
-    "fcfs": {"admission": "fcfs"},
     "shortest-prefill": {"admission": "shortest-prefill"},
 }
 
@@ -132,7 +129,7 @@ def test_a_cache_so_small_that_they_preempt_each_other_changes_nothing(settings:
 
 def test_numpy_kernels_give_the_same_in_a_crowd_as_alone() -> None:
     """The engine itself, over kernels whose rounding may depend on a step's width: tokens, not bits."""
-    few = [asked for asked in CROWD if len(asked.prompt) < 60 and asked.params.temperature == 0][:12]
+    few = [asked for asked in CROWD if len(asked.prompt) < 100 and asked.params.temperature == 0][:12]
     by_one = serve(few, alone=True, executor="reference")
     together = serve(few, executor="reference", kv_blocks=24)
     assert together.counters.preemptions > 0
@@ -222,4 +219,4 @@ def test_a_short_cache_keeps_the_beginnings_of_what_came_last() -> None:
         for seed in (1, 2, 3):
             answer(made, prompt_of(200, seed))
         assert answer(made, prompt_of(200, seed=3)).cached_tokens == 192
-        assert 0 < answer(made, prompt_of(200, seed=2)).cached_tokens < 192
+        assert 0 < answer(made, prompt_of(200, seed=1)).cached_tokens < 192

@@ -67,7 +67,7 @@ def assert_others_are_undisturbed(
 
 
 @BOTH
-@pytest.mark.parametrize("step", [1, 2, 5, 12, 25])
+@pytest.mark.parametrize("step", [1, 5, 20])
 @pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 4}, {"kv_blocks": 48, "chunking": "tokens=64"}])
 def test_running_out_of_memory_ends_one_request(
     undisturbed: dict[str, Any], step: int, settings: dict[str, Any], overlap: bool

@@ -13,6 +13,7 @@ from support.engines import (
     prompt,
     run,
     submit,
+    tokens_of,
     watching,
 )
 
@@ -202,6 +203,21 @@ def test_the_first_of_equals_is_never_preempted() -> None:
         times = [len(outputs[id_].choices[0].timeline.preemptions) for id_ in ids]
         assert times[0] == 0
         assert sum(times) == made.scheduler.counters.preemptions > 0
+
+
+def test_the_urgent_take_the_seats_of_others_who_go_on_afterwards() -> None:
+    with engine(max_num_seqs=2, priority_preempts=True) as made:
+        params = SamplingParams(max_tokens=12, temperature=0)
+        later = [made.submit(prompt(30, seed=i), params, priority=5) for i in range(2)]
+        for _ in range(4):
+            made.turn()
+        urgent = [made.submit(prompt(30, seed=i), params, priority=1) for i in range(2)]
+        outputs = run(made)
+        assert made.scheduler.counters.preemptions == 2
+        assert [tokens_of(outputs[id_]) for id_ in later] == [tokens_of(outputs[id_]) for id_ in urgent]
+        ends = [max(outputs[id_].choices[0].timeline.finish_ns or 0 for id_ in ids) for ids in (urgent, later)]
+        assert ends == sorted(ends)
+        assert_no_residue(made)
 
 
 def test_a_storm_of_preemptions_ends() -> None:
