@@ -172,7 +172,7 @@ def _lives(chunking: str, standing: int, episodes: int) -> list[tuple[float, flo
 
 
 def _life(rig: Rig, steps: int) -> tuple[float, float]:
-    plain_ns = mean(rig.turn().total_ns for _ in range(BLOCK_TOKENS))
+    plain_ns = median(rig.turn().total_ns for _ in range(BLOCK_TOKENS))
     for _ in range(TOGETHER):
         rig.arrive(PROMPT, ANSWER)
     turns = [rig.turn() for _ in range(steps)]
@@ -188,7 +188,7 @@ def _added_ns(turns: list[Turn], plain_ns: float) -> float:
 def _chunked(chunking: str, standing: int, episodes: int) -> list[float]:
     """One slice of a prompt that is cut: of long prompts in mid-prefill, several at a time."""
     rig = _standing_rig(chunking, standing, 4 * episodes + BLOCK_TOKENS, spare_tokens=CHUNK_TOKENS)
-    plain_ns = mean(rig.turn().total_ns for _ in range(BLOCK_TOKENS))
+    plain_ns = median(rig.turn().total_ns for _ in range(BLOCK_TOKENS))
     costs: list[float] = []
     while len(costs) < episodes:
         if not rig.scheduler.prefill:
