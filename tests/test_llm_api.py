@@ -278,7 +278,33 @@ class TestLeavingEarly:
         assert texts(llm.generate("Rome is", SHORT, progress=False)) == expected
 
 
+    def test_ctrl_c_ends_a_long_step_in_its_midst(self, default_model_path: Path) -> None:
+        with LLM(default_model_path, max_num_seqs=1, chunking="none", max_step_tokens=8192, kv_blocks=513) as wide:
+
+            def interrupted() -> None:
+                Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+                wide.generate([5] * 8000, SHORT, progress=False)
+
+            with pytest.raises(KeyboardInterrupt):
+                interrupted()
+            assert wide.engine.scheduler.steps == 1
+            assert wide.engine.scheduler.counters.preempted_tokens == 8000
+            assert len(wide.generate([5], SHORT, progress=False)[0].choices[0].token_ids) == 4
+
+
 class TestUndisturbed:
+    def test_somebody_is_told_at_once(self) -> None:
+        told: list[str] = []
+
+        def work() -> None:
+            with Undisturbed(hurry=lambda: told.append("hurry")):
+                signal.raise_signal(signal.SIGINT)
+                told.append("end")
+
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert told == ["hurry", "end"]
+
     def test_a_signal_waits_for_the_end(self) -> None:
         done = []
 

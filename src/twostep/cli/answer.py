@@ -9,6 +9,7 @@ from twostep.cli.request import answer_limit, encode
 from twostep.cli.statistics import engine_line, timeline_lines
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
+from twostep.engine.interrupts import stop_step
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import SamplingError
@@ -17,7 +18,7 @@ from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
 
 STEP_TOKENS = 512
-"""Wide enough for the kernels' full speed, short enough that Ctrl-C is heard between two chunks of a long prompt."""
+"""Wide enough for the kernels' full speed; wider ones would only take memory."""
 
 
 def answer(options: argparse.Namespace, prompt: str, params: SamplingParams, show: Callable[[str], None]) -> list[str]:
@@ -34,6 +35,9 @@ def answer(options: argparse.Namespace, prompt: str, params: SamplingParams, sho
     load_s = perf_counter() - started_s
     try:
         choice = _streamed(engine, tokens, replace(params, max_tokens=max_tokens), show)
+    except BaseException:
+        stop_step(engine.kernels.executor)
+        raise
     finally:
         engine.close()
     lines = [f"load     {load_s:.3f} s", *timeline_lines(choice.timeline, len(tokens))]

@@ -6,6 +6,9 @@ from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
+from twostep.kernels.native import NativeExecutor
+from twostep.kernels.step import Executor
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Those whose handlers raise: Python's own for Ctrl-C, the command's for an orderly end."""
 
@@ -18,7 +21,9 @@ class Undisturbed:
     Only the main thread has anything to hold back: handlers run nowhere else. Those that are not Python's stay.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hurry: Callable[[], None] = lambda: None) -> None:
+        """`hurry` is called when a signal comes, in the midst of things: it may make the end come soon."""
+        self._hurry = hurry
         self._handlers: dict[int, Handler] = {}
         self._came: tuple[int, FrameType | None] | None = None
 
@@ -41,3 +46,10 @@ class Undisturbed:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number, frame
+        self._hurry()
+
+
+def stop_step(executor: Executor) -> None:
+    """Ends the step under way at its next layer, if it computes; what it computed is lost. The reference cannot."""
+    if isinstance(executor, NativeExecutor):
+        executor.cancel()

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +11,7 @@ from twostep.engine.asked import Message, Prompt, conversations_of, params_of, p
 from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
-from twostep.engine.interrupts import Undisturbed
+from twostep.engine.interrupts import Undisturbed, stop_step
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.progress import RequestProgress
@@ -35,13 +36,13 @@ class LLM:
     Raises `TwostepError` for what cannot be loaded, `InvalidParameterError` for settings that are unknown, out of range
     or contradict themselves.
 
-    Ctrl-C ends a call between two steps; the requests of that call are aborted, and the next one is served as usual.
+    Ctrl-C ends a call and the step that it waits for; its requests are aborted, and the next call is served as usual.
     """
 
     def __init__(self, model: str | Path = "smollm2-135m", **settings: Any) -> None:
         config = EngineConfig.of(settings)
         self._engine = Engine(open_model(resolve(str(model), Progress())), config)
-        self._undisturbed = Undisturbed()
+        self._undisturbed = Undisturbed(hurry=partial(stop_step, self._engine.kernels.executor))
 
     @property
     def model(self) -> LoadedModel:
