@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.engine.structured import StructuredOutput
+from twostep.engine.structured import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.model.tokenizer import Tokenizer
 
@@ -22,8 +22,6 @@ LIMITS = {"initial_lexer_fuel": 250_000, "max_grammar_size": 100_000, "max_lexer
 """What a hostile grammar may cost: about 0.2 s to compile and 50 MB. A mask is bounded by the library's defaults, about
 20 ms. Ordinary schemas take 1 ms and 0.1 ms."""
 CACHED_GRAMMARS = 16
-JSON_OPTIONS = {"whitespace_pattern": r"\x20|\n[\x20\t]{0,32}"}
-"""Where JSON allows whitespace: one space, or a new line and its indentation. Small models fall into endless blanks."""
 
 
 class Constraint:
@@ -138,7 +136,7 @@ def _with_options(structured: StructuredOutput) -> str:
     if structured.kind != "json_schema":
         return structured.text
     schema = json.loads(structured.text)
-    return json.dumps({"x-guidance": JSON_OPTIONS} | schema) if isinstance(schema, dict) else structured.text
+    return with_json_options(schema) if isinstance(schema, dict) else structured.text
 
 
 def _refused(structured: StructuredOutput, problem: str) -> InvalidParameterError:

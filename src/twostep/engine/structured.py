@@ -1,6 +1,7 @@
 """What form an answer's text has to have, as a value that travels with the request."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,9 @@ Kind = Literal["json_schema", "regex", "choice", "grammar"]
 KINDS: tuple[Kind, ...] = ("json_schema", "regex", "choice", "grammar")
 MAX_CHARACTERS = 1 << 16
 """Of `text`. Compiling what is shorter takes a quarter second at worst, see `constraint.LIMITS`."""
+
+JSON_OPTIONS = {"whitespace_pattern": r"\x20|\n[\x20\t]{0,32}"}
+"""Where JSON allows whitespace: one space, or a new line and its indentation. Small models fall into endless blanks."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class StructuredOutput:
             raise _refused(f"text is {self.text:.60}; a JSON schema has to be an object, true or false")
         if self.kind == "choice" and not _is_choice(_json(self.text)):
             raise _refused(f"text is {self.text:.60}; it has to be a JSON list of at least one non-empty string")
+
+
+def with_json_options(schema: Mapping[str, Any]) -> str:
+    """The schema as text, with `JSON_OPTIONS` unless it has such of its own."""
+    return json.dumps({"x-guidance": JSON_OPTIONS} | dict(schema))
 
 
 def _json(text: str) -> Any:

@@ -33,7 +33,7 @@ class ChatTemplate:
         """`where` names the template in errors; `variables`, such as `bos_token`, are there in every rendering."""
         if len(source) > MAX_SOURCE_CHARACTERS:
             raise ModelFileError(f"{where} has {len(source)} characters; supported: up to {MAX_SOURCE_CHARACTERS}")
-        self._source = source
+        self.source = source
         self._where = where
         self._variables = dict(variables or {})
         self._lock = Lock()
@@ -56,7 +56,7 @@ class ChatTemplate:
         with self._lock:
             reply = self._worker.ask(request)
             if "death" in reply:
-                self._worker = _Worker(self._source)
+                self._worker = _Worker(self.source)
         return self._text(reply)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Streamed replies as server-sent events, each made ready to be sent: bytes of which only what is new is encoded."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_l
 from twostep.openai_api.requests import ApiRequest, StreamedUsage
 from twostep.openai_api.responses import ID_PREFIX, usage
 from twostep.openai_api.timings import timings
+from twostep.openai_api.tool_calls import ToolStream, call_prefix, finish_reason
 
 DONE = b"data: [DONE]\n\n"
 """The last event of every stream."""
@@ -27,6 +28,12 @@ class _Choice:
 
     offsets: TextOffsets
     begun: bool = False
+    calls: ToolStream | None = None
+    """Where answers may call tools."""
+
+    def pieces(self, text: str) -> list[dict[str, Any]]:
+        """What the message gains by this text, by chunk; at least one piece, perhaps with nothing in it."""
+        return [{"content": text}] if self.calls is None else self.calls.push(text) or [{}]
 
 
 class Chunks:
@@ -38,7 +45,7 @@ class Chunks:
 
     def __init__(self, request: ApiRequest, tokenizer: Tokenizer, *, unique: str, created_s: int) -> None:
         """`unique` makes the reply's id."""
-        self._request, self._tokenizer = request, tokenizer
+        self._request, self._tokenizer, self._unique = request, tokenizer, unique
         self._choices: dict[int, _Choice] = {}
         self._outputs: dict[int, RequestOutput] = {}
         self._sent_tokens = 0
@@ -55,14 +62,17 @@ class Chunks:
         a choice always comes, with its first token."""
         choice = self._choice(prompt, delta.index)
         self._sent_tokens += len(delta.token_ids)
-        if choice.begun and not (delta.text or (delta.token_ids and self._shows_tokens)):
+        piece, *more = choice.pieces(delta.text)
+        if choice.begun and not (any(piece.values()) or (delta.token_ids and self._shows_tokens)):
             return b""
-        form = self._chat if self._request.kind == "chat" else self._completion
-        shown = form(choice, prompt, delta)
+        is_chat = self._request.kind == "chat"
+        shown = self._chat(choice, piece, delta) if is_chat else self._completion(choice, prompt, delta)
         if self._request.return_token_ids:
             shown |= self._token_ids(choice, prompt, delta)
         choice.begun = True
-        return self._chunk({"index": self._number(prompt, delta.index), **shown, "finish_reason": None})
+        number = self._number(prompt, delta.index)
+        first = self._chunk({"index": number, **shown, "finish_reason": None})
+        return first + b"".join(self._chunk(_chat_piece(number, one)) for one in more)
 
     def finished(self, prompt: int, output: RequestOutput) -> bytes:
         """A prompt's answers are whole. Raises `ApiError` with status 500 if one did not come to its end."""
@@ -71,7 +81,7 @@ class Chunks:
             if choice.finish_reason in ("error", "abort"):
                 raise ApiError(choice.error or "the request was aborted", status=500)
         is_last = len(self._outputs) == len(self._request.prompts) and self._request.usage is StreamedUsage.NO
-        *early, last = [self._end(prompt, choice) for choice in output.choices]
+        *early, last = [chunk for choice in output.choices for chunk in self._end(prompt, choice)]
         return b"".join(map(self._chunk, early)) + self._chunk(last, self._timings() if is_last else {})
 
     def end(self) -> bytes:
@@ -91,7 +101,8 @@ class Chunks:
         number = self._number(prompt, index)
         if number not in self._choices:
             offsets = TextOffsets(self._tokenizer, self._request.params.skip_special_tokens)
-            self._choices[number] = _Choice(offsets)
+            calls = ToolStream(call_prefix(self._unique, number)) if self._request.calls_tools else None
+            self._choices[number] = _Choice(offsets, calls=calls)
         return self._choices[number]
 
     def _number(self, prompt: int, index: int) -> int:
@@ -102,10 +113,10 @@ class Chunks:
         rest = f",{_encode(tail)[1:]}" if tail else "}"
         return f"{self._head}{_encode(choice)}]{rest}\n\n".encode()
 
-    def _chat(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
+    def _chat(self, choice: _Choice, piece: Mapping[str, Any], delta: Delta) -> dict[str, Any]:
         role = {} if choice.begun else {"role": "assistant"}
         logprobs = chat_logprobs(delta.logprobs, self._tokenizer) if delta.logprobs else None
-        return {"delta": {**role, "content": delta.text}, "logprobs": logprobs}
+        return {"delta": {**role, **piece}, "logprobs": logprobs}
 
     def _completion(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
         echoed = self._prompt_text(prompt) if self._request.echo and not choice.begun else ""
@@ -117,11 +128,15 @@ class Chunks:
         first = {} if choice.begun else {"prompt_token_ids": self._request.prompts[prompt]}
         return {**first, "token_ids": delta.token_ids}
 
-    def _end(self, prompt: int, choice: ChoiceOutput) -> dict[str, Any]:
+    def _end(self, prompt: int, choice: ChoiceOutput) -> Iterator[dict[str, Any]]:
+        """The last chunks of a choice."""
         nothing: dict[str, Any] = {"delta": {}} if self._request.kind == "chat" else {"text": ""}
-        index = self._number(prompt, choice.index)
-        ended = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-        return {"index": index, **nothing, "logprobs": None, **ended}
+        index, reason = self._number(prompt, choice.index), str(choice.finish_reason)
+        if calls := self._choice(prompt, choice.index).calls:
+            yield from (_chat_piece(index, piece) for piece in calls.finish())
+            reason = finish_reason(reason, calls.calls)
+        ended = {"finish_reason": reason, "stop_reason": choice.stop_reason}
+        yield {"index": index, **nothing, "logprobs": None, **ended}
 
     def _prompt_text(self, prompt: int) -> str:
         skip_special = self._request.params.skip_special_tokens
@@ -136,6 +151,10 @@ class Chunks:
 
     def _timings(self) -> dict[str, Any]:
         return {"timings": timings([*self._outputs.values()])}
+
+
+def _chat_piece(index: int, piece: Mapping[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": piece, "logprobs": None, "finish_reason": None}
 
 
 def error_event(error: ApiError) -> bytes:

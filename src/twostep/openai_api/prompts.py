@@ -8,6 +8,8 @@ from twostep.model.loaded import LoadedModel
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.fields import Fields, shown
+from twostep.openai_api.tool_messages import called_messages, knows_tools, with_tools_said
+from twostep.openai_api.tools import Tools
 
 MAX_PROMPTS = 1024
 """Prompts of one completions body."""
@@ -15,11 +17,15 @@ MAX_PROMPTS = 1024
 Tokens = tuple[int, ...]
 
 
-def chat_prompt(fields: Fields, model: LoadedModel) -> Tokens:
+def chat_prompt(fields: Fields, model: LoadedModel, tools: Tools | None = None) -> Tokens:
     """Tokens of `messages`. The template writes the beginning-of-sequence token, unless `add_special_tokens` asks for
-    one more, as in vLLM."""
-    messages = _messages(fields.take("messages"))
+    one more, as in vLLM. `tools` are said by the template, or in the system message if it knows none."""
+    messages = called_messages(_messages(fields.take("messages")), model.template)
     variables = _template_variables(fields.take("chat_template_kwargs", {}))
+    if tools and knows_tools(model.template):
+        variables = {**variables, "tools": tools.definitions}
+    elif tools:
+        messages = with_tools_said(messages, tools)
     goes_on = fields.flag("continue_final_message")
     generation = fields.flag("add_generation_prompt", not goes_on)
     if goes_on and generation:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -13,6 +13,8 @@ from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError, refusal
 from twostep.openai_api.fields import Fields, shown
 from twostep.openai_api.prompts import Tokens, chat_prompt, completion_prompts
+from twostep.openai_api.structured import read_structured
+from twostep.openai_api.tools import read_tools
 
 COMPLETION_MAX_TOKENS = 16
 """What `/v1/completions` gives if a body does not say, in OpenAI's API and in vLLM."""
@@ -49,6 +51,8 @@ class ApiRequest:
     unknown: tuple[str, ...]
     """Fields that were ignored since nobody knows them, for whoever keeps a log."""
     usage: StreamedUsage = StreamedUsage.NO
+    calls_tools: bool = False
+    """Answers may call tools: see `tool_calls.ToolStream`."""
 
 
 def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequence[str]) -> ApiRequest:
@@ -68,14 +72,24 @@ def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequenc
 
 
 def _chat(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
-    prompt = chat_prompt(fields, model)
-    extent = {"max_tokens": _chat_max_tokens(fields), "logprobs": _chat_logprobs(fields)}
-    return _request("chat", fields, name, (prompt,), extent, echo=False)
+    tools, structured = read_tools(fields), read_structured(fields)
+    prompt = chat_prompt(fields, model, tools)
+    extent = {
+        "max_tokens": _chat_max_tokens(fields),
+        "logprobs": _chat_logprobs(fields),
+        "structured": tools.form(structured) if tools else structured,
+    }
+    request = _request("chat", fields, name, (prompt,), extent, echo=False)
+    return replace(request, calls_tools=True) if tools else request
 
 
 def _completion(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
     prompts = completion_prompts(fields, model.tokenizer)
-    extent = {"max_tokens": fields.take("max_tokens", COMPLETION_MAX_TOKENS), "logprobs": fields.take("logprobs")}
+    extent = {
+        "max_tokens": fields.take("max_tokens", COMPLETION_MAX_TOKENS),
+        "logprobs": fields.take("logprobs"),
+        "structured": read_structured(fields),
+    }
     echo = fields.flag("echo")
     if echo and extent["logprobs"] is not None:
         raise ApiError("echo is true and logprobs given; log-probabilities of prompts are not supported", param="echo")

@@ -9,6 +9,7 @@ from twostep.openai_api.errors import ApiError
 from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.timings import timings
+from twostep.openai_api.tool_calls import call_prefix, finish_reason, parse_tool_calls
 
 ID_PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-"}
 OBJECT = {"chat": "chat.completion", "completion": "text_completion"}
@@ -30,7 +31,7 @@ def response_body(
         "created": created_s,
         "model": request.model,
         "choices": [
-            _choice(request, output, choice, tokenizer, number * request.params.n + choice.index)
+            _choice(request, output, choice, tokenizer, unique, number * request.params.n + choice.index)
             for number, output in enumerate(outputs)
             for choice in output.choices
         ],
@@ -52,27 +53,27 @@ def usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def _choice(
-    request: ApiRequest, output: RequestOutput, choice: ChoiceOutput, tokenizer: Tokenizer, index: int
+    request: ApiRequest, output: RequestOutput, choice: ChoiceOutput, tokenizer: Tokenizer, unique: str, index: int
 ) -> dict[str, Any]:
-    form = _chat_choice if request.kind == "chat" else _completion_choice
-    body = {
-        "index": index,
-        **form(request, output, choice, tokenizer),
-        "finish_reason": choice.finish_reason,
-        "stop_reason": choice.stop_reason,
-    }
+    if request.kind == "chat":
+        form = _chat_choice(request, choice, tokenizer, call_prefix(unique, index))
+    else:
+        form = _completion_choice(request, output, choice, tokenizer)
+    body = {"index": index, "finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason, **form}
     if request.return_token_ids:
         body |= {"prompt_token_ids": list(output.prompt_token_ids), "token_ids": list(choice.token_ids)}
     return body
 
 
-def _chat_choice(
-    request: ApiRequest, output: RequestOutput, choice: ChoiceOutput, tokenizer: Tokenizer
-) -> dict[str, Any]:
-    return {
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": None if choice.logprobs is None else chat_logprobs(choice.logprobs, tokenizer),
-    }
+def _chat_choice(request: ApiRequest, choice: ChoiceOutput, tokenizer: Tokenizer, id_prefix: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    reason: str = choice.finish_reason
+    if request.calls_tools:
+        parsed = parse_tool_calls(choice.text, id_prefix)
+        message |= {"content": parsed.content} | ({"tool_calls": parsed.tool_calls} if parsed.tool_calls else {})
+        reason = finish_reason(reason, len(parsed.tool_calls))
+    logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, tokenizer)
+    return {"message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
 def _completion_choice(

@@ -23,7 +23,7 @@ Delta = dict[str, Any]
 class ToolStream:
     """Parses one answer. What comes of `push` and `finish` is the same all together, whatever the pieces.
 
-        stream = ToolStream("call_" + unique)
+        stream = ToolStream(call_prefix(unique, index))
         for text in texts:
             deltas += stream.push(text)
         deltas += stream.finish()
@@ -31,8 +31,8 @@ class ToolStream:
     Each delta is one of a chunk of OpenAI's API, without the role: `{"content": ...}`, or `{"tool_calls": [...]}` with
     index, id, type and name when a call begins and then pieces of its arguments. Calls count from 0; their ids are
     `id_prefix` and that number. What could be the beginning of a tag is held back until it is decided; blanks around
-    calls are no content. What stands between tags and is no call is content, tags and all; of a call that breaks off, or
-    whose arguments are no JSON, what there is of them is given, for the client to judge.
+    calls are no content. What stands between tags and is no call is content, tags and all; of a call that breaks off,
+    or whose arguments are no JSON, what there is of them is given, for the client to judge.
     """
 
     def __init__(self, id_prefix: str) -> None:
@@ -169,6 +169,11 @@ def parse_tool_calls(text: str, id_prefix: str) -> ParsedAnswer:
             else:
                 calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
     return ParsedAnswer(None if calls and not content else content, calls)
+
+
+def call_prefix(unique: str, index: int) -> str:
+    """What the ids of calls begin with, for one choice of a reply."""
+    return f"call_{unique}_{index}_"
 
 
 def finish_reason(reason: str, calls: int) -> str:

@@ -1,0 +1,110 @@
+"""The fields by which a body asks for a form of the answer: OpenAI's `response_format`, vLLM's guided ones."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from twostep.engine.structured import ANY_OBJECT, Kind, StructuredOutput
+from twostep.errors import InvalidParameterError
+from twostep.openai_api.errors import ApiError
+from twostep.openai_api.fields import Fields, shown
+
+
+def read_structured(fields: Fields) -> StructuredOutput | None:
+    """What one of the fields asks for; None: any text. Raises `ApiError`, also where several ask.
+
+    `strict` of a JSON schema makes no difference: every schema is kept to, and what cannot be is refused.
+    """
+    asked = {name: read(name, value) for name, read in _READERS.items() if (value := fields.take(name)) is not None}
+    forms = {name: form for name, form in asked.items() if form is not None}
+    if len(forms) > 1:
+        raise ApiError(f"{' and '.join(forms)} each ask for a form of the answer; give one", param=next(iter(forms)))
+    return next(iter(forms.values()), None)
+
+
+def _response_format(name: str, value: object) -> StructuredOutput | None:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind != "json_schema" or not isinstance(value, Mapping):
+        allowed = "an object with type 'text', 'json_object' or 'json_schema'"
+        raise ApiError(f"{name} is {shown(value)}; it has to be {allowed}", param=name)
+    return _named_schema(f"{name}.json_schema", value.get("json_schema"))
+
+
+def _named_schema(name: str, value: object) -> StructuredOutput:
+    if not isinstance(value, Mapping) or not isinstance(value.get("schema"), Mapping):
+        raise _refused(name, value, "an object with a name and a schema")
+    if not isinstance(value.get("strict"), bool | None):
+        raise _refused(f"{name}.strict", value["strict"], "true or false")
+    return _schema(name, value["schema"])
+
+
+def _schema(name: str, value: object) -> StructuredOutput:
+    """A schema as JSON or as text of it."""
+    if not isinstance(value, Mapping | str):
+        raise _refused(name, value, "a JSON schema")
+    return _form(name, "json_schema", value if isinstance(value, str) else json.dumps(value))
+
+
+def _choice(name: str, value: object) -> StructuredOutput:
+    if not isinstance(value, list):
+        raise _refused(name, value, "a list of strings")
+    return _form(name, "choice", json.dumps(value))
+
+
+def _text(kind: Kind) -> Callable[[str, object], StructuredOutput]:
+    def read(name: str, value: object) -> StructuredOutput:
+        if not isinstance(value, str):
+            raise _refused(name, value, "a string")
+        return _form(name, kind, value)
+
+    return read
+
+
+def _json_object(name: str, value: object) -> StructuredOutput | None:
+    if not isinstance(value, bool):
+        raise _refused(name, value, "true or false")
+    return ANY_OBJECT if value else None
+
+
+def _structured_outputs(name: str, value: object) -> StructuredOutput | None:
+    """vLLM's newer way: one field of an object."""
+    if not isinstance(value, Mapping):
+        raise _refused(name, value, f"an object with one of {', '.join(_OUTPUTS)}")
+    given = {key: member for key, member in value.items() if member is not None}
+    if len(given) != 1 or not given.keys() <= _OUTPUTS.keys():
+        raise _refused(name, value, f"an object with one of {', '.join(_OUTPUTS)}")
+    [(key, member)] = given.items()
+    return _OUTPUTS[key](f"{name}.{key}", member)
+
+
+def _form(name: str, kind: Kind, text: str) -> StructuredOutput:
+    try:
+        return StructuredOutput(kind, text)
+    except InvalidParameterError as error:
+        raise ApiError(f"{name}: {error}", param=name.partition(".")[0]) from None
+
+
+def _refused(name: str, value: object, allowed: str) -> ApiError:
+    return ApiError(f"{name} is {shown(value)}; it has to be {allowed}", param=name.partition(".")[0])
+
+
+_Reader = Callable[[str, Any], StructuredOutput | None]
+_OUTPUTS: dict[str, _Reader] = {
+    "json": _schema,
+    "regex": _text("regex"),
+    "choice": _choice,
+    "grammar": _text("grammar"),
+    "json_object": _json_object,
+}
+_READERS: dict[str, _Reader] = {
+    "response_format": _response_format,
+    "guided_json": _schema,
+    "guided_regex": _text("regex"),
+    "guided_choice": _choice,
+    "guided_grammar": _text("grammar"),
+    "structured_outputs": _structured_outputs,
+}
