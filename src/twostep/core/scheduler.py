@@ -174,7 +174,7 @@ class Scheduler:
         """
         sequences = [self.live[n] for n in self._numbers.get(request_id, ())]
         asked = [seq for seq in sequences if choice in (None, seq.choice)]
-        return tuple(self._end(seq, FinishReason.ABORTED) for seq in asked)
+        return tuple(self._end(seq, FinishReason.ABORTED, in_vain=self._under_way is not None) for seq in asked)
 
     # --- a step begins --------------------------------------------------------------------------------------------
 
@@ -231,10 +231,8 @@ class Scheduler:
 
     def _changes_of_standing(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Who left and who joined since the last step began."""
-        left = tuple(self._left)
-        joined = tuple((n, self.standing.computed(seq)) for n, seq in self._joined.items())
-        self._left.clear()
-        self._joined.clear()
+        left, self._left = tuple(self._left), []
+        joined, self._joined = tuple((n, self.standing.computed(seq)) for n, seq in self._joined.items()), {}
         return left, joined
 
     def _advance_chunk(self, chunk: Chunk) -> Iterator[Granted | Copied]:
@@ -344,7 +342,7 @@ class Scheduler:
     def _undo(self, plan: Plan, result: StepResult) -> Resolved:
         """A failed step gave nothing: who is to blame ends, the others begin again from what is findable."""
         blamed = [n for n, outcome in result.outcomes.items() if outcome.finished is FinishReason.FAILED]
-        finished = tuple(self._end(self.live[n], FinishReason.FAILED) for n in blamed if n in self.live)
+        finished = tuple(self._end(self.live[n], FinishReason.FAILED, in_vain=True) for n in blamed if n in self.live)
         preempted = []
         chunked = (self.live[chunk.number] for chunk in plan.chunks if chunk.number in self.live)
         for seq in dict.fromkeys((*self.standing.members, *self.pending.values(), *chunked)):
@@ -355,8 +353,9 @@ class Scheduler:
         self.changes += 1
         return Resolved(finished, tuple(preempted))
 
-    def _end(self, seq: Sequence, reason: FinishReason) -> Finished:
-        """Takes it from wherever it is; its blocks are back at once."""
+    def _end(self, seq: Sequence, reason: FinishReason, *, in_vain: bool = False) -> Finished:
+        """Takes it from wherever it is; its blocks are back at once. `in_vain`: what the step samples is dropped."""
+        dropped = in_vain and seq.stage is Stage.STANDING
         numbers = self._numbers[seq.request.id]
         if seq.stage is Stage.WAITING:
             self.waiting.remove(seq)
@@ -374,7 +373,7 @@ class Scheduler:
         self._pressure = max(0, self._pressure - 1)
         self.counters.finished[reason] += 1
         self.changes += 1
-        return Finished(seq.number, reason, seq.known)
+        return Finished(seq.number, reason, seq.known - dropped)
 
     def _give_up_seat(self, seq: Sequence) -> None:
         """If it has one; with its blocks."""
