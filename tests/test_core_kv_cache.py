@@ -80,7 +80,8 @@ def test_what_is_found_in_use_is_shared_and_costs_nothing() -> None:
     entered(cache, second, 10)
     assert first.tables[0][:10] == second.tables[0][:10]
     assert cache.free == (9,)
-    assert cache.held_alone(first, dropped := {}) == (0,)
+    dropped: dict[tuple[int, int], int] = {}
+    assert cache.held_alone(first, dropped) == (0,)
     assert cache.held_alone(second, dropped) == (11,), "with the first gone, all are the second's alone"
 
 

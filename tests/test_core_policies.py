@@ -9,6 +9,7 @@ from twostep.core.kv_cache import BlockGroup
 from twostep.core.policies import (
     MOST_PASSES,
     Continuous,
+    Order,
     ShortestPrefill,
     Static,
     TimeBudget,
@@ -57,7 +58,7 @@ def test_static_gathers_a_batch_and_finishes_it(
 
 def test_orders() -> None:
     sequences = [waiting(1, 500, 1), waiting(2, 600, 0), waiting(3, 20, 0), waiting(4, 5, 1)]
-    orders = [fcfs, by_priority, ShortestPrefill(1000)]
+    orders: list[Order] = [fcfs, by_priority, ShortestPrefill(1000)]
     numbers = [[seq.number for seq in sorted(sequences, key=order)] for order in orders]
     assert numbers == [[1, 2, 3, 4], [2, 3, 1, 4], [3, 2, 4, 1]]
 
