@@ -1,9 +1,10 @@
 """Models for the tests: the default one is fetched if need be, larger ones are used where somebody put them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.http_server import Host, Served, host
 
 from twostep.store.cache import cache_folder
 from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
@@ -33,3 +34,17 @@ def model_path() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def server_host(default_model_path: Path) -> Iterator[Host]:
+    """An engine's process for fronts of the server: eight seats, and blocks for two sequences of full length."""
+    with host(default_model_path, kv_blocks=1200, max_num_seqs=8) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def server(server_host: Host) -> Iterator[Served]:
+    """A front with usual settings over it."""
+    with server_host.front() as front:
+        yield front

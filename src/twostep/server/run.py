@@ -40,12 +40,13 @@ def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announc
     """
     name = config.served_model_name or path.name.removesuffix(".gguf")
     model = open_model(path)
-    with _listen(config) as listener:
+    with listen(config) as listener:
         config = replace(config, port=listener.getsockname()[1], served_model_name=name)
         asyncio.run(_serve(ServerState(config, model, (name,)), engine_config, listener, announce))
 
 
-def _listen(config: ServerConfig) -> socket.socket:
+def listen(config: ServerConfig) -> socket.socket:
+    """Raises `AddressError`."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=1024)
@@ -55,6 +56,10 @@ def _listen(config: ServerConfig) -> socket.socket:
 
 
 async def _serve(state: ServerState, engine_config: EngineConfig, listener: socket.socket, announce: Announce) -> None:
+    """Serves what connects to `listener` until `state.draining` is set and requests have finished.
+
+    Raises `TwostepError` if the model cannot be loaded.
+    """
     front = Front(state)
     serving = asyncio.create_task(front.serve(sockets=[listener]))
     loading = asyncio.create_task(_load(state, engine_config))

@@ -1,0 +1,104 @@
+"""Servers on loopback for tests: an engine, and fronts with settings of their own over it, in one thread."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from twostep.engine.client import EngineClient
+from twostep.engine.config import EngineConfig
+from twostep.engine.messages import Ready, Snapshot
+from twostep.model.loaded import LoadedModel, open_model
+from twostep.server.config import ServerConfig
+from twostep.server.run import Front, listen
+from twostep.server.state import ServerState
+
+NAME = "small"
+T = TypeVar("T")
+
+
+@dataclass
+class Served:
+    """One front."""
+
+    state: ServerState
+    url: str
+    front: Front
+
+
+@dataclass
+class Host:
+    """An engine's process and the event loop that its fronts run in."""
+
+    model: LoadedModel
+    client: EngineClient
+    ready: Ready
+    loop: asyncio.AbstractEventLoop
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 20) -> T:
+        """In the loop's thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    def snapshot(self) -> Snapshot:
+        """How the engine is now."""
+        return self.run(self._snapshot())
+
+    async def _snapshot(self) -> Snapshot:
+        heard_s = self.client.heard_s
+        self.client.ping()
+        while self.client.heard_s == heard_s or self.client.snapshot is None:
+            await asyncio.sleep(0.005)
+        return self.client.snapshot
+
+    @contextmanager
+    def front(self, *, model: LoadedModel | None = None, loaded: bool = True, **settings: Any) -> Iterator[Served]:
+        """A front with these of `ServerConfig`; not `loaded`: as while the model is being loaded."""
+        config = ServerConfig(**{"port": 0, "drain_s": 0, **settings})
+        state = ServerState(config, model or self.model, (NAME, "alias/of-it"))
+        with listen(config) as listener:
+            front, port = Front(state), listener.getsockname()[1]
+            if loaded:
+                state.loaded(self.client, self.ready)
+            serving = asyncio.run_coroutine_threadsafe(front.serve(sockets=[listener]), self.loop)
+            pulse = asyncio.run_coroutine_threadsafe(state.pulse.run(self.client), self.loop)
+            try:
+                yield Served(state, f"http://127.0.0.1:{port}", front)
+            finally:
+                pulse.cancel()
+                state.draining = True
+                serving.result(20)
+
+
+@contextmanager
+def host(path: Path, **settings: Any) -> Iterator[Host]:
+    """An engine with these of `EngineConfig`."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="server")
+    thread.start()
+    model = open_model(path)
+    try:
+        starting = asyncio.run_coroutine_threadsafe(EngineClient.start(path, EngineConfig(**settings)), loop)
+        client, ready = starting.result(60)
+        try:
+            yield Host(model, client, ready, loop)
+        finally:
+            asyncio.run_coroutine_threadsafe(client.stop(), loop).result(20)
+    finally:
+        asyncio.run_coroutine_threadsafe(_wind_up(), loop).result(20)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _wind_up() -> None:
+    """What `asyncio.run` does at its end."""
+    loop = asyncio.get_running_loop()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
