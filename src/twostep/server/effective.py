@@ -20,7 +20,12 @@ def effective(config: ServerConfig, ready: Ready) -> dict[str, Any]:
 
 def rows(config: ServerConfig, ready: Ready) -> Iterator[Effective]:
     """All settings, in the order of their table."""
-    decided = {"max_model_len": ready.settings.context_tokens, "threads": ready.threads}
+    decided = {
+        "port": config.port,
+        "served_model_name": config.served_model_name,
+        "max_model_len": ready.settings.context_tokens,
+        "threads": ready.threads,
+    }
     for row in config.effective:
         yield row._replace(value=decided.get(row.name, row.value))
 
@@ -41,4 +46,6 @@ def _text(value: object) -> str:
             return "yes" if value else "no"
         case list():
             return ",".join(map(str, value))
+        case float():
+            return f"{value:g}"
     return str(value)

@@ -1,0 +1,97 @@
+"""`twostep serve [MODEL]`: the OpenAI-compatible server."""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from twostep.cli.subcommands import Subcommands
+from twostep.server.options import LIST, SETTINGS, SWITCH, Setting
+from twostep.server.presets import PRESETS
+
+if TYPE_CHECKING:
+    from twostep.engine.messages import Ready
+    from twostep.server.config import ServerConfig
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ANY_ADDRESS = ("0.0.0.0", "::")
+
+
+def add_to(commands: Subcommands) -> None:
+    parser = commands.add_parser(
+        "serve", help="serve a model over HTTP, as OpenAI's API",
+        description="Every option can be set by an environment variable too, --max-num-seqs by TWOSTEP_MAX_NUM_SEQS, "
+        "and by a TOML file, as max_num_seqs = 32. Options go before variables, these before the file, presets last.",
+    )  # fmt: skip
+    http, engine = (parser.add_argument_group(title) for title in ("HTTP", "engine"))
+    groups = {"start": parser, "server": http, "engine": engine}
+    for setting in SETTINGS:
+        _add_option(groups[setting.part], setting)
+    parser.set_defaults(run=run)
+
+
+def _add_option(group: "argparse._ActionsContainer", setting: Setting) -> None:
+    """Only what was given gets into the namespace; texts are read where those of variables are."""
+    help_ = setting.help + _preset_values(setting)
+    if setting.name == "model":
+        group.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=help_)
+    elif setting.kind is SWITCH:
+        action = argparse.BooleanOptionalAction
+        group.add_argument(setting.flag, action=action, default=argparse.SUPPRESS, help=help_)
+    else:
+        how = "append" if setting.kind is LIST else "store"
+        group.add_argument(setting.flag, action=how, metavar=setting.metavar, default=argparse.SUPPRESS, help=help_)
+
+
+def _preset_values(setting: Setting) -> str:
+    """Defaults that differ by preset."""
+    values = {name: str(preset[setting.name]) for name, preset in PRESETS.items() if setting.name in preset}
+    if len(set(values.values())) < 2:
+        return ""
+    return f" ({', '.join(f'{name}: {value}' for name, value in values.items())})"
+
+
+def run(options: argparse.Namespace) -> None:
+    from twostep.server.choice import choose
+    from twostep.server.run import serve
+    from twostep.store.progress import Progress
+    from twostep.store.resolve import resolve
+
+    names = {setting.name for setting in SETTINGS}
+    choice = choose({name: value for name, value in vars(options).items() if name in names}, os.environ)
+    config, engine_config = choice.configs()
+    serve(config, engine_config, resolve(choice.model, Progress()), _announce)
+
+
+def _announce(config: "ServerConfig", ready: "Ready") -> None:
+    print(*_lines(config, ready), sep="\n", flush=True)
+
+
+def _lines(config: "ServerConfig", ready: "Ready") -> Iterator[str]:
+    """What a user has to know to use it, and to understand what it will do."""
+    from twostep.server.effective import lines
+
+    yield "settings, and who set them:"
+    yield from (f"  {line}" for line in lines(config, ready))
+    yield "memory and steps:"
+    yield from (f"  {line}" for line in ready.lines)
+    if config.host not in LOOPBACK and not config.api_keys:
+        yield f"note: whoever reaches {config.host} may use it: no --api-key is set"
+    address = base_address(config)
+    yield f"twostep serves {config.served_model_name} at {address}, ready for requests; try"
+    yield f"  {curl(address, config)}"
+
+
+def base_address(config: "ServerConfig") -> str:
+    """Where a client on this machine finds the server."""
+    host = "127.0.0.1" if config.host in ANY_ADDRESS else config.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+
+
+def curl(address: str, config: "ServerConfig") -> str:
+    """A command to try; it names the key's variable, not the key."""
+    question = {"role": "user", "content": "Why is the sky blue?"}
+    body = json.dumps({"model": config.served_model_name, "messages": [question], "max_tokens": 64})
+    key = ' -H "Authorization: Bearer $TWOSTEP_API_KEY"' if config.api_keys else ""
+    return f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,143 @@
+"""`twostep serve` as a user meets it: a process that starts, says what it does, answers, and ends in order."""
+
+import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+COMMAND = Path(sys.executable).parent / "twostep"
+SMALL = ("smollm2-135m", "--port", "0", "--kv-memory", "64MiB", "--threads", "1")
+
+pytestmark = pytest.mark.usefixtures("default_model_path")
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
+    """The process, and the lines that it has printed once it is ready."""
+    with subprocess.Popen([COMMAND, "serve", *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("  curl "):
+                break
+        try:
+            yield process, lines
+        finally:
+            process.kill()
+
+
+def address_of(lines: list[str]) -> str:
+    [address] = [found[1] for line in lines if (found := re.search(r" at (http://\S+), ready for requests", line))]
+    return address
+
+
+def ask(url: str, body: object = None, key: str | None = None) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    data = None if body is None else json.dumps(body).encode()
+    with urlopen(Request(url, data, headers), timeout=60) as response:
+        answer = json.load(response)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def complaint(*arguments: str, code: int = 1) -> str:
+    """The one line that a failing command writes, without `twostep: `."""
+    result = subprocess.run([COMMAND, "serve", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (code, ""), result.stderr
+    assert result.stderr.startswith("twostep: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.removeprefix("twostep: ").rstrip()
+
+
+def test_it_starts_answers_and_ends_with_status_0() -> None:
+    with serving(*SMALL, "--max-num-seqs", "5") as (process, lines):
+        address = address_of(lines)
+        body = {"model": "smollm2-135m", "prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}
+        assert ask(f"{address}/v1/completions", body)["usage"]["completion_tokens"] == 4
+        settings = ask(f"{address}/v1/config")["settings"]
+        assert settings["max_num_seqs"] == {"value": 5, "set_by": "--max-num-seqs"}
+        assert settings["port"] == {"value": int(address.rpartition(":")[2]), "set_by": "--port"}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_it_says_what_is_in_effect_and_who_said_so() -> None:
+    with serving(*SMALL, "--itl-budget", "20") as (_, lines):
+        rows = [tuple(line.split(maxsplit=2)) for line in lines]
+        assert ("chunking", "time=20", "--itl-budget") in rows
+        assert ("max_num_seqs", "32", "preset chat") in rows
+        assert ("model", "smollm2-135m", "MODEL") in rows
+        assert any(re.match(r"  KV cache: 64.0 MiB stated = \d+ blocks of 16 tokens = ", line) for line in lines)
+
+
+def test_the_command_to_try_works() -> None:
+    with serving(*SMALL, "--served-model-name", "tiny tales") as (_, lines):
+        command = shlex.split(lines[-1])
+        assert command[:2] == ["curl", f"{address_of(lines)}/v1/chat/completions"]
+        assert command[2:5] == ["-H", "Content-Type: application/json", "-d"]
+        body = json.loads(command[5])
+        assert body["model"] == "tiny tales"
+        answer = ask(command[1], body | {"max_tokens": 2})
+        assert (answer["model"], answer["usage"]["completion_tokens"]) == ("tiny tales", 2)
+
+
+def test_a_key_is_wanted_but_not_shown() -> None:
+    with serving(*SMALL, "--api-key", "open-sesame") as (_, lines):
+        assert "sesame" not in "\n".join(lines)
+        assert '-H "Authorization: Bearer $TWOSTEP_API_KEY"' in lines[-1]
+        config = ask(f"{address_of(lines)}/v1/config", key="open-sesame")
+        assert "sesame" not in json.dumps(config)
+
+
+def test_an_open_door_is_mentioned() -> None:
+    with serving(*SMALL, "--host", "0.0.0.0") as (_, lines):
+        assert "note: whoever reaches 0.0.0.0 may use it: no --api-key is set" in lines
+        assert address_of(lines).startswith("http://127.0.0.1:")
+
+
+def test_a_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        problem = complaint("--port", str(port))
+    assert problem.startswith(f"cannot listen on 127.0.0.1, port {port}: Address already in use")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["no/such.gguf"], "no/such.gguf: no such file"),
+        (["smollm2-135n"], "unknown model 'smollm2-135n'; known: "),
+        ([__file__], f"{__file__}: "),
+        ([*SMALL, "--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
+        ([*SMALL, "--kv-memory", "1KiB"], "the KV cache does not hold "),
+        (["--port", "x"], "--port is 'x'; it has to be an integer"),
+        (["--itl-budget", "10", "--chunking", "none"], "itl_budget and chunking (--itl-budget, --chunking) both say"),
+    ],
+)
+def test_what_cannot_be_served(arguments: list[str], problem: str) -> None:
+    assert complaint(*arguments).startswith(problem)
+
+
+def test_a_misspelt_option() -> None:
+    problem = complaint("--max-num-sequences=3", code=2)
+    assert problem.startswith("unrecognized arguments: --max-num-sequences=3; did you mean --max-num-seqs?")
+
+
+def test_help_lists_every_setting_and_loads_nothing_heavy() -> None:
+    code = "import sys\nfrom twostep.cli.main import main\ntry: main(['serve', '--help'])\nexcept SystemExit: pass\n"
+    heavy = "print(sorted({'numpy', 'tokenizers', 'starlette', 'uvicorn', 'asyncio'} & sys.modules.keys()))"
+    shown = subprocess.run([sys.executable, "-c", code + heavy], capture_output=True, text=True, check=True).stdout
+    assert "--max-num-batched-tokens N" in shown
+    assert "--no-enable-prefix-caching" in shown
+    assert shown.endswith("\n[]\n")
