@@ -345,6 +345,12 @@ def test_token_ids_without_a_tokenizer(default_model_path: Path) -> None:
                 call("text")
         with pytest.raises(InvalidParameterError, match="skip_tokenizer_init"):
             bare.chat([{"role": "user", "content": "x"}])
+    bare.close()
+    for call in (bare.generate, bare.stream):
+        with pytest.raises(TwostepError, match="this LLM is closed"):
+            call([5])
+    with pytest.raises(TwostepError, match="this LLM is closed"):
+        bare.submit([5], SHORT)
 
 
 def test_prompts_are_told_apart_from_one_prompt() -> None:

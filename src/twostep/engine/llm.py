@@ -43,6 +43,7 @@ class LLM:
         config = EngineConfig.of(settings)
         self._engine = Engine(open_model(resolve(str(model), Progress())), config)
         self._undisturbed = Undisturbed(hurry=partial(stop_step, self._engine.kernels.executor))
+        self._closed = False
 
     @property
     def model(self) -> LoadedModel:
@@ -131,6 +132,7 @@ class LLM:
 
         Raises `InvalidParameterError` for what cannot be served.
         """
+        self._check_open()
         with self._undisturbed:
             return self._engine.submit(prompt_token_ids, params, id=id, priority=priority)
 
@@ -150,7 +152,8 @@ class LLM:
                     yield event
 
     def close(self) -> None:
-        """Frees the engine's thread and closes its recording."""
+        """Frees the engine's thread and closes its recording. Nothing can be asked any more."""
+        self._closed = True
         self._engine.close()
 
     def __enter__(self) -> Self:
@@ -173,10 +176,15 @@ class LLM:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """The same, for requests that are submitted within. Raises `BusyError` if there are others."""
+        self._check_open()
         if count := self._engine.outstanding:
             raise BusyError(f"requests under way: {count}; `run`, or an unfinished `stream`, has to end first")
         with self._aborting():
             yield
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TwostepError("this LLM is closed")
 
     def _serve(self) -> Iterator[Event]:
         """Events until nothing is outstanding."""
