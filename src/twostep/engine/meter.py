@@ -72,6 +72,8 @@ class StepMeter:
     def add(self, plan: Plan, kernel_ns: int, ended_ns: int, *, failed: bool) -> None:
         """A step has ended. One that failed took its time and teaches nothing."""
         shape, mixed = plan.shape, bool(plan.chunks and plan.decoding)
+        if not failed:
+            self._learn(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
         self.before, self.ended_ns = self.now, ended_ns
         self._whole_ns = max(1, self._model.predict_ns(shape))
         alone_ns, prefill_ns = self._estimates(plan, kernel_ns) if plan.decoding else (0, 0)
@@ -84,8 +86,6 @@ class StepMeter:
             now.alone_ns + alone_ns,
             now.prefill_ns + prefill_ns,
         )
-        if not failed:
-            self._learn(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
 
     def alone_ns(self, chunk: Chunk, kernel_ns: int) -> int:
         """Estimated: of the last step's time, what it had taken with this chunk only."""

@@ -49,6 +49,7 @@ class ChoiceBill:
     lines: tuple[Line, ...]
     first_token_ns: int | None
     last_token_ns: int | None
+    end_ns: int
 
     def parts(self, until_ns: int | None = None) -> Parts:
         """Sums over the lines, or over those that ended by `until_ns`."""
@@ -71,6 +72,7 @@ def choice_bill(reply: Reply, prompt: int, choice: ChoiceOutput) -> ChoiceBill:
         lines=tuple(_checked(reply.received_ns, _lines(reply, choice))),
         first_token_ns=tokens[0] if tokens else None,
         last_token_ns=tokens[-1] if tokens else None,
+        end_ns=max(reply.sent_ns, line.finish_ns or 0),
     )
 
 
@@ -108,7 +110,7 @@ def _choice_json(reply: Reply, choice: ChoiceBill) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "ttft": span(choice.first_token_ns),
         "e2e": span(choice.last_token_ns),
-        "total": span(choice.lines[-1].end_ns),
+        "total": span(choice.end_ns),
         "lines": [
             {"what": line.what, "start_ns": line.start_ns - start_ns, "ns": line.ns, "parts_ns": line.parts}
             | line.details

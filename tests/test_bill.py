@@ -1,0 +1,411 @@
+"""The bill of a request is exact: its lines tile the time, whatever happened, and say what the steps really did."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.bills import assert_exact, output, random_timeline, reply
+from support.engines import Asked, engine, failing, mixed_requests, prompt, run, submit
+from support.http_server import NAME, Served
+
+from twostep.cli.main import main
+from twostep.core.reasons import Reason, Why
+from twostep.engine.collector import Collector, StepEnd
+from twostep.engine.outputs import ChunkTime, DecodeTime, Held, Preemption, RequestOutput, Timeline
+from twostep.engine.params import SamplingParams
+from twostep.kernels.step import StepCancelledError
+from twostep.server.bill import bill
+from twostep.server.bill_text import bill_lines
+
+MS = 1_000_000
+
+WHOLE = Timeline(
+    arrival_ns=10 * MS,
+    first_scheduled_ns=60 * MS,
+    chunks=(
+        ChunkTime(60 * MS, 100 * MS, 256, step=7, kernel_ns=38 * MS, others=4, alone_ns=30 * MS,
+                  reason=Reason(Why.ITL_BUDGET, (40 * MS, 39 * MS))),
+        ChunkTime(130 * MS, 160 * MS, 100, step=9, position=256, kernel_ns=29 * MS, alone_ns=29 * MS,
+                  without_ns=25 * MS),
+        ChunkTime(500 * MS, 520 * MS, 370, step=40, kernel_ns=19 * MS, alone_ns=19 * MS),
+    ),
+    token_ns=(160 * MS, 190 * MS, 220 * MS, 520 * MS),
+    preemptions=(Preemption(221 * MS, 358, Reason(Why.OUT_OF_BLOCKS, (3,)),
+                            (Held(Reason(Why.AFTER_PREEMPTION), 20 * MS, 1),)),),
+    finish_ns=520 * MS,
+    held=(Held(Reason(Why.NO_SEAT, (4,)), 30 * MS, 3), Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 15 * MS, 1)),
+    decodes=(DecodeTime(160 * MS, 220 * MS, 2, 1, 55 * MS, tokens=12, alone_ns=20 * MS, prefill_ns=25 * MS),),
+)  # fmt: skip
+
+
+# --- by hand ------------------------------------------------------------------------------------------------------
+
+
+def test_every_line_of_a_request_by_hand() -> None:
+    made = reply(output(WHOLE), received_ns=1 * MS, submitted_ns=4 * MS, sent_ns=525 * MS)
+    [itemised] = assert_exact(made)
+    lines = [(line.what, line.ns // MS, {part: ns // MS for part, ns in line.parts.items()}) for line in itemised.lines]
+    assert lines == [
+        ("received and tokenised", 3, {"front": 3}),
+        ("handed to the engine, which hears between steps", 6, {"queue": 6}),
+        ("queued", 50, {"queue": 35, "blocks": 15}),
+        ("prefill", 40, {"prefill": 38, "host": 2}),
+        ("steps of others", 30, {"host": 5, "others": 25}),
+        ("prefill", 30, {"prefill": 29, "host": 1}),
+        ("decode", 60, {"decode": 55, "host": 5}),
+        ("between steps", 1, {"host": 1}),
+        ("preempted", 279, {"preempted": 279}),
+        ("prefill again", 20, {"preempted": 19, "host": 1}),
+        ("text made and sent", 5, {"send": 5}),
+    ]
+    told = bill(made)
+    [choice] = told["choices"]
+    assert (choice["ttft"]["ns"], choice["e2e"]["ns"], choice["total"]["ns"]) == (159 * MS, 519 * MS, 524 * MS)
+    assert choice["ttft"]["parts_ns"]["prefill"] == 67 * MS
+    assert (told["verdict"]["limit"], told["verdict"]["ns"]) == ("preemption", 298 * MS)
+
+
+def test_its_text() -> None:
+    made = reply(output(WHOLE), received_ns=1 * MS, submitted_ns=4 * MS, sent_ns=525 * MS)
+    text = "\n".join(bill_lines(json.loads(json.dumps(bill(made)))))
+    for expected in (
+        "cmpl-1: 4 prompt tokens + 4 tokens",
+        "held by preemption: it gave up its KV blocks, waited and computed again; 298.0 of 524.0 ms (57%)",
+        "all 4 seats are taken: 30.000, 3 steps",
+        "group 0 of blocks: needs 9, 3 are free, 1 of them kept for those that run: 15.000, 1 steps",
+        "       9.000       50.000  queued",
+        "prefill, 256 tokens in step 7: ITL budget 40.0 ms, predicted 39.0 ms",
+        "shared with 4 tokens of others; estimated: own work 30.000, theirs 8.000",
+        "decode, 2 tokens in as many steps",
+        "shared with 10 tokens of others; estimated: own work 20.000, their decodes 10.000, their prompts 25.000",
+        "preempted, 358 computed tokens lost: sequence 3 needed its blocks",
+        "358 of them had been computed before",
+        "TTFT              159.000  = front 3.000 + queue 41.000 + blocks 15.000 + prefill 67.000 + host 8.000 + others",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "changes"),
+    [
+        ("queue", {"held": (), "first_scheduled_ns": 30_000 * MS}),
+        ("blocks", {"held": (Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 29_000 * MS, 1),),
+                    "first_scheduled_ns": 30_000 * MS}),
+        ("arithmetic", {"chunk_ns": 30_000 * MS}),
+        ("company", {"chunk_ns": 30_000 * MS, "alone_ns": 3 * MS}),
+        ("bandwidth", {"decode_ns": 30_000 * MS}),
+        ("company", {"decode_ns": 30_000 * MS, "prefill_ns": 29_000 * MS}),
+        ("host", {"decode_ns": 30_000 * MS, "kernel_ns": 5 * MS}),
+        ("send", {"sent_ns": 30_000 * MS}),
+        ("front", {"received_ns": -30_000 * MS}),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_what_took_longest(limit: str, changes: dict[str, int]) -> None:
+    first_ns = int(changes.get("first_scheduled_ns", 10 * MS))
+    chunk_ns, decode_ns = changes.get("chunk_ns", 10 * MS), changes.get("decode_ns", 10 * MS)
+    middle_ns, end_ns = first_ns + chunk_ns, first_ns + chunk_ns + decode_ns
+    chunk = ChunkTime(first_ns, middle_ns, 9, 1, kernel_ns=chunk_ns, alone_ns=changes.get("alone_ns", chunk_ns))
+    kernel_ns = changes.get("kernel_ns", decode_ns)
+    decode = DecodeTime(middle_ns, end_ns, 1, 0, kernel_ns, 1, 0, prefill_ns=changes.get("prefill_ns", 0))
+    held: Any = changes.get("held", ())
+    line = Timeline(0, first_ns, (chunk,), (middle_ns, end_ns), (), end_ns, held, (decode,))
+    times = {name: changes[name] for name in ("received_ns", "sent_ns") if name in changes}
+    verdict = bill(reply(output(line), submitted_ns=0, **times))["verdict"]
+    assert verdict["limit"] == limit
+    assert 0.5 < verdict["share"] <= 1
+    whole_ns = times.get("sent_ns", end_ns + 500) - times.get("received_ns", -3000)
+    assert sum(verdict["limits_ns"].values()) == whole_ns
+
+
+def test_stamps_out_of_order_are_an_error_not_a_wrong_bill() -> None:
+    made = reply(output(WHOLE), received_ns=1 * MS, submitted_ns=11 * MS)
+    with pytest.raises(ValueError, match="out of order"):
+        bill(made)
+
+
+def test_a_reply_that_the_engine_never_heard_of_has_no_choices() -> None:
+    told = bill(reply(status=500))
+    assert (told["choices"], told["verdict"]) == ([], None)
+    assert "not known yet" in "\n".join(bill_lines(told))
+
+
+# --- timelines at random ------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32))
+def test_random_timelines_are_itemised_exactly(seed: int) -> None:
+    rng = random.Random(seed)
+    lines = [random_timeline(rng) for _ in range(rng.randint(1, 3))]
+    made = reply(*(output(line, id=str(i)) for i, line in enumerate(lines)))
+    early = replace(made, received_ns=min(line.arrival_ns for line in lines) - rng.randrange(3), submitted_ns=min(
+        line.arrival_ns for line in lines
+    ))  # fmt: skip
+    assert_exact(early)
+    assert_exact(replace(early, sent_ns=early.submitted_ns))
+    assert list(bill_lines(bill(early)))
+
+
+# --- real runs ----------------------------------------------------------------------------------------------------
+
+CROWD = mixed_requests(40, seed=3)
+
+
+@dataclass
+class Watched:
+    """What the collector was told, to account for once more, step by step and sequence by sequence."""
+
+    ends: list[StepEnd] = field(default_factory=list)
+    choices: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Numbers of sequences."""
+    arrivals: dict[int, int] = field(default_factory=dict)
+
+
+@contextmanager
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    seen = Watched()
+    note, follow = Collector.note, Collector.follow
+
+    def noting(self: Collector, end: StepEnd) -> None:
+        seen.ends.append(end)
+        note(self, end)
+
+    def following(self: Collector, id_: str, prompt: Any, answers: Any, arrival_ns: int, **how: Any) -> None:
+        for index, number in enumerate(answers):
+            seen.choices[id_, index], seen.arrivals[number] = number, arrival_ns
+        follow(self, id_, prompt, answers, arrival_ns, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Collector, "note", noting)
+        patch.setattr(Collector, "follow", following)
+        yield seen
+
+
+SETTINGS = pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"chunking": "tokens=32"},
+        {"chunking": "time=2"},
+        {"overlap": False, "max_num_seqs": 3},
+        {"kv_blocks": 36},
+        {"kv_blocks": 36, "priority_preempts": True, "chunking": "tokens=48"},
+        {"batching": "static=8"},
+    ],
+    ids=["usual", "chunked", "time budget", "few seats", "few blocks", "urgent", "static"],
+)
+
+
+@SETTINGS
+def test_bills_of_real_runs_are_exact(settings: dict[str, Any]) -> None:
+    for made in served(CROWD, **settings).values():
+        assert_exact(reply(made))
+
+
+def served(crowd: list[Asked], wrap: Any = None, **settings: Any) -> dict[str, RequestOutput]:
+    with engine(wrap, **settings) as made:
+        for asked in crowd:
+            submit(made, asked)
+        return run(made)
+
+
+@SETTINGS
+def test_decodes_are_the_steps_that_gave_a_token_and_no_chunk(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Differences of totals against a sum over the steps."""
+    with watched(monkeypatch) as seen:
+        outputs = served(CROWD, **settings)
+    for (id_, index), number in seen.choices.items():
+        line = outputs[id_].choices[index].timeline
+        steps = [end for end in seen.ends if number in {given.number for given in end.given} - in_chunks(end)]
+        told = sorted(line.decodes, key=lambda run: run.start_ns)
+        assert sum(run.steps for run in told) == len(steps)
+        assert sum(run.kernel_ns for run in told) == sum(end.result.step_ns for end in steps)
+        assert sum(run.tokens for run in told) == sum(end.step.plan.shape.tokens for end in steps)
+        mixed = sum(bool(end.step.plan.chunks and end.step.plan.decoding) for end in steps)
+        assert sum(run.mixed_steps for run in told) == mixed
+        assert sum(run.steps for run in told) + count_sampled_chunks(seen, number) == len(line.token_ns)
+
+
+def in_chunks(end: StepEnd) -> set[int]:
+    """Sequences that had a chunk, and those that were forked from one."""
+    chunks = end.step.plan.chunks
+    return {chunk.number for chunk in chunks} | {fork for chunk in chunks for fork in chunk.forks}
+
+
+def count_sampled_chunks(seen: Watched, number: int) -> int:
+    return sum(number in in_chunks(end) and number in {given.number for given in end.given} for end in seen.ends)
+
+
+@SETTINGS
+def test_waiting_is_told_by_the_reasons_of_the_plans(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running totals against each plan's words for each that waited."""
+    with watched(monkeypatch) as seen:
+        outputs = served(CROWD, **settings)
+    reasons = 0
+    for (id_, index), number in seen.choices.items():
+        line = outputs[id_].choices[index].timeline
+        if index:
+            continue
+        told: Counter[Why] = Counter()
+        for held in (*line.held, *(held for one in line.preemptions for held in one.held)):
+            told[held.reason.why] += held.ns
+        assert told == waited(seen, number)
+        reasons += len(told)
+    assert reasons > 10
+
+
+def waited(seen: Watched, number: int) -> Counter[Why]:
+    """Step by step: it waits from the first step after its arrival or preemption to the one that admits it."""
+    took: Counter[Why] = Counter()
+    waiting, since_ns = True, seen.arrivals[number]
+    for end, later in pairwise(seen.ends):
+        plan = end.step.plan
+        if number in {admission.number for admission in plan.admissions}:
+            waiting = False
+        if waiting and end.began_ns >= since_ns:
+            took[reason_for(end, number)] += later.began_ns - end.began_ns
+        if number in {one.number for one in (*plan.preemptions, *end.resolved.preempted)}:
+            waiting, since_ns = True, end.began_ns + 1
+        if number in {one.number for one in end.resolved.finished}:
+            break
+    return took
+
+
+def reason_for(end: StepEnd, number: int) -> Why:
+    shared = {held.number for held in end.step.plan.held if held.reason.why is Why.SHARES_PREFIX}
+    others = [held.reason.why for held in end.step.plan.held if held.reason.why is not Why.SHARES_PREFIX]
+    return Why.SHARES_PREFIX if number in shared else others[-1] if others else Why.NO_BUDGET
+
+
+def test_chunks_tell_of_company_and_of_steps_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    with watched(monkeypatch) as seen:
+        outputs = served(CROWD, chunking="tokens=48")
+    by_step = {end.step.plan.step: end for end in seen.ends}
+    without = 0
+    for (id_, index), _ in seen.choices.items():
+        chunks = outputs[id_].choices[index].timeline.chunks
+        for chunk in chunks:
+            end = by_step[chunk.step]
+            assert chunk.others == end.step.plan.shape.tokens - chunk.tokens
+            assert chunk.kernel_ns == end.result.step_ns <= chunk.end_ns - chunk.start_ns
+            assert 0 < chunk.alone_ns <= chunk.kernel_ns
+            assert chunk.others or chunk.alone_ns == chunk.kernel_ns
+        for chunk, later in pairwise(chunks):
+            between = [by_step[step].result.step_ns for step in range(chunk.step + 1, later.step)]
+            assert later.without_ns == sum(between)
+            without += bool(between)
+    assert without > 5
+
+
+def test_failed_steps_are_billed_exactly() -> None:
+    for made in served(CROWD[:20], failing({step: StepCancelledError() for step in (2, 7, 9)})).values():
+        assert_exact(reply(made))
+    for made in served(CROWD[:20], failing({3: MemoryError(), 8: MemoryError()})).values():
+        assert_exact(reply(made))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 3, 8])
+def test_whoever_leaves_early_is_billed_to_that_moment(turns: int) -> None:
+    """In the queue, in prefill, while it decodes."""
+    with engine(chunking="tokens=64", max_num_seqs=2) as made:
+        ids = [made.submit(prompt(200, seed=i), SamplingParams(max_tokens=9, n=2), id=str(i)) for i in range(4)]
+        for _ in range(turns):
+            made.turn()
+        for id_ in ids:
+            made.abort(id_)
+        for one in run(made).values():
+            [first, second] = assert_exact(reply(one))
+            assert "abort" in (first.finish_reason, second.finish_reason)
+
+
+def test_nothing_of_those_that_waited_stays_behind() -> None:
+    with engine(kv_blocks=36) as made:
+        for asked in CROWD:
+            submit(made, asked)
+        run(made)
+        made.submit(prompt(5), SamplingParams(max_tokens=3))
+        run(made)
+        assert made._surroundings.collector._queue._fresh == []
+
+
+def test_estimates_know_a_wide_prompt_from_a_decode() -> None:
+    """Once a few steps have been seen: a long chunk beside one decode is mostly the chunk's work."""
+    with engine(chunking="tokens=256") as made:
+        decoding = made.submit(prompt(4, seed=9), SamplingParams(max_tokens=60, temperature=0, ignore_eos=True))
+        for _ in range(20):
+            made.turn()
+        long = made.submit(prompt(450, seed=8), SamplingParams(max_tokens=2, temperature=0))
+        outputs = run(made)
+        chunk, *_ = outputs[long].choices[0].timeline.chunks
+        assert chunk.others == 1
+        assert chunk.alone_ns > 0.5 * chunk.kernel_ns
+        [decode] = outputs[decoding].choices[0].timeline.decodes
+        assert decode.mixed_steps >= 2
+        assert 0 < decode.prefill_ns < decode.kernel_ns
+        assert 0 < decode.alone_ns <= decode.kernel_ns - decode.prefill_ns
+
+
+# --- over HTTP ----------------------------------------------------------------------------------------------------
+
+
+def ask(server: Served, **body: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{server.url}/v1/completions", json={"model": NAME, "prompt": "Once", **body}, timeout=60)
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+@pytest.mark.parametrize("body", [{}, {"n": 2, "temperature": 1}, {"prompt": ["Once", "Twice"]}])
+def test_the_bill_of_a_reply_over_http(server: Served, body: dict[str, Any]) -> None:
+    answer = ask(server, max_tokens=5, **body)
+    told = httpx.get(f"{server.url}/v1/requests/{answer['id']}").json()
+    assert told["id"] == answer["id"]
+    assert told["completion_tokens"] == answer["usage"]["completion_tokens"]
+    assert len(told["choices"]) == len(answer["choices"])
+    for choice in told["choices"]:
+        assert sum(line["ns"] for line in choice["lines"]) == choice["total"]["ns"] > choice["ttft"]["ns"] > 0
+        assert [line["start_ns"] for line in choice["lines"]] == starts(choice["lines"])
+    assert_exact(server.state.ledger.get(answer["id"]))  # type: ignore[arg-type]
+
+
+def starts(lines: list[dict[str, Any]]) -> list[int]:
+    """Each where the one before ended."""
+    found, at = [], 0
+    for line in lines:
+        found.append(at)
+        at += line["ns"]
+    return found
+
+
+def test_an_unknown_bill_is_404_in_openais_form(server: Served) -> None:
+    answer = httpx.get(f"{server.url}/v1/requests/cmpl-nothing")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "request_not_found"
+
+
+def test_explain_prints_the_bill(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    id_ = ask(server, max_tokens=4, stop=None)["id"]
+    assert main(["explain", id_, "--url", server.url]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{id_}: ")
+    assert "held by " in text
+    assert "TTFT" in text
+    assert main(["explain", id_, "--url", server.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == id_
+
+
+def test_explain_says_what_is_wrong_in_one_line(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "cmpl-x y%", "--url", server.url]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "no finished request" in error
