@@ -28,6 +28,7 @@ class Effort:
 
 
 FULL = Effort(batch=16, steps=200, runs=5)
+LARGER = Effort(batch=16, steps=40, runs=3)
 QUICK = Effort(batch=2, steps=4, runs=2)
 
 

@@ -57,16 +57,16 @@ def _parser() -> argparse.ArgumentParser:
 def measure(options: argparse.Namespace) -> Result:
     surroundings = machine.watched()
     standing, events = scheduler_costs.measure(scheduler_costs.QUICK if options.quick else scheduler_costs.FULL)
-    effort = host_share.QUICK if options.quick else host_share.FULL
-    host = [share for path in _models(options.quick) for share in host_share.measure(path, effort)]
+    host = [share for path, effort in _models(options.quick) for share in host_share.measure(path, effort)]
     return Result("python -m benchmarks.scheduler", surroundings, surroundings.threads, standing, events, host)
 
 
-def _models(quick: bool) -> Iterator[Path]:
+def _models(quick: bool) -> Iterator[tuple[Path, host_share.Effort]]:
     """The default model; the larger one if its file is here, since it is not fetched by itself."""
-    yield resolve(DEFAULT_MODEL, Progress())
+    yield resolve(DEFAULT_MODEL, Progress()), host_share.QUICK if quick else host_share.FULL
     larger = [] if quick else [path for path in cached_files() if path.stem == LARGER_MODEL]
-    yield from larger
+    for path in larger:
+        yield path, host_share.LARGER
     if not (quick or larger):
         say(f"{LARGER_MODEL} is not in the cache folder: left out")
 
