@@ -38,8 +38,8 @@ def model_path() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def server_host(default_model_path: Path) -> Iterator[Host]:
-    """An engine's process for fronts of the server: eight seats, and blocks for two sequences of full length."""
-    with host(default_model_path, kv_blocks=1200, max_num_seqs=8) as made:
+    """An engine's process for fronts of the server: eight seats, blocks for two long sequences, short steps."""
+    with host(default_model_path, kv_blocks=1200, max_num_seqs=8, chunking="tokens=64") as made:
         yield made
 
 

@@ -56,7 +56,7 @@ class Host:
     @contextmanager
     def front(self, *, model: LoadedModel | None = None, loaded: bool = True, **settings: Any) -> Iterator[Served]:
         """A front with these of `ServerConfig`; not `loaded`: as while the model is being loaded."""
-        config = ServerConfig(**{"port": 0, "drain_s": 0, **settings})
+        config = ServerConfig(**{"port": 0, "drain_s": 0, "log": "off", **settings})
         state = ServerState(config, model or self.model, (NAME, "alias/of-it"))
         with listen(config) as listener:
             front, port = Front(state), listener.getsockname()[1]

@@ -134,15 +134,17 @@ class EngineClient:
             while True:
                 loop.call_soon_threadsafe(self._hear, self._connection.recv())
         except (EOFError, OSError, RuntimeError):  # the process ended, we closed, or the event loop did
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)  # for its status
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._bury)
 
     def _hear(self, message: FromEngine) -> None:
         self.heard_s = monotonic()
         match message:
-            case Ready():
+            case Ready() if not self._ready.done():
                 self._ready.set_result(message)
-            case Failed(error):
+            case Failed(error) if not self._ready.done():
                 self._ready.set_exception(error)
             case Turned(events, snapshot):
                 self.snapshot = snapshot

@@ -17,22 +17,18 @@ class Pulse:
         self._since_s = monotonic()
         self._asked_s = 0.0
 
-    def beat(self, client: EngineClient) -> None:
-        """Takes note of what the engine last said; where it has work, asks again once it has answered."""
-        now_s = monotonic()
+    def stalled_s(self, client: EngineClient) -> float:
+        """For how long there has been work and no step, as far as the engine's last message tells; without work 0."""
         steps = client.snapshot.steps if client.snapshot else 0
         if steps != self._steps or not client.outstanding:
-            self._steps, self._since_s = steps, now_s
-        if client.outstanding and client.heard_s >= self._asked_s:
-            self._asked_s = now_s
-            client.ping()
-
-    def stalled_s(self, client: EngineClient) -> float:
-        """For how long there has been work and no step; 0 where there is no work."""
-        return monotonic() - self._since_s if client.outstanding else 0.0
+            self._steps, self._since_s = steps, monotonic()
+        return monotonic() - self._since_s
 
     async def run(self, client: EngineClient) -> None:
-        """Until it is cancelled."""
+        """Until it is cancelled. An engine that has not answered is not asked again."""
         while True:
-            self.beat(client)
+            self.stalled_s(client)
+            if client.outstanding and client.heard_s >= self._asked_s:
+                self._asked_s = monotonic()
+                client.ping()
             await asyncio.sleep(PULSE_S)

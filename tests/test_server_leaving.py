@@ -1,0 +1,255 @@
+"""Clients that go, engines that die, servers that end: nothing is left behind, and whoever waits is told."""
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from support.http_server import NAME, Host, Served, host
+
+from twostep.engine.messages import Snapshot
+
+LONG: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 4000, "ignore_eos": True}
+
+
+@contextmanager
+def stream(url: str, **body: Any) -> Iterator[httpx.Response]:
+    """A stream whose headers are here."""
+    asked = {**LONG, "stream": True, **body}
+    with httpx.Client(timeout=30) as http, http.stream("POST", f"{url}/v1/completions", json=asked) as reply:
+        yield reply
+
+
+def data(reply: httpx.Response) -> list[str]:
+    """The rest of its events."""
+    return [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+
+
+def within(seconds: float, what: Callable[[], bool]) -> bool:
+    """Whether it comes true by then."""
+    deadline_s = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_idle(snapshot: Snapshot) -> bool:
+    return snapshot.running == snapshot.waiting == 0 and snapshot.kv_blocks_free == snapshot.kv_blocks
+
+
+# --- clients that go ----------------------------------------------------------------------------------------------
+
+
+async def _ask(url: str, body: dict[str, Any]) -> asyncio.StreamWriter:
+    """Sends a request; whoever aborts the transport of what this returns has gone."""
+    address = urlsplit(url)
+    _, writer = await asyncio.open_connection(address.hostname, address.port)
+    content = json.dumps(body).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+    return writer
+
+
+def assert_all_is_given_back(server: Served, server_host: Host) -> None:
+    """Within a second."""
+    assert within(1.0, lambda: is_idle(server_host.snapshot()))
+    assert len(server.state.flights) == server.state.places.taken == server_host.client.outstanding == 0
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize("prompt_tokens", [5, 6000], ids=["in decode", "in prefill"])
+def test_blocks_are_back_within_a_second(server: Served, server_host: Host, streamed: bool, prompt_tokens: int) -> None:
+    """CASES 21."""
+    body = {**LONG, "prompt": [5000 + prompt_tokens] * prompt_tokens, "max_tokens": 2000, "stream": streamed}
+    writer = server_host.run(_ask(server.url, body))
+    assert within(10, lambda: server_host.snapshot().running == 1)
+    server_host.loop.call_soon_threadsafe(writer.transport.abort)
+    assert_all_is_given_back(server, server_host)
+
+
+def test_whoever_waits_can_go_too(server: Served, server_host: Host) -> None:
+    """CASES 21: from the queue, with other prompts of the same request that run."""
+    writer = server_host.run(_ask(server.url, {**LONG, "prompt": ["One, two,"] * 10}))
+    assert within(10, lambda: server_host.snapshot().waiting == 2)
+    server_host.loop.call_soon_threadsafe(writer.transport.abort)
+    assert_all_is_given_back(server, server_host)
+
+
+def test_fifty_clients_killed_at_random_moments_leave_nothing(server: Served, server_host: Host) -> None:
+    """CASES 21."""
+    rng = random.Random(1)
+
+    async def ask_and_go() -> None:
+        prompt = [rng.randrange(5000, 6000)] * rng.choice([3, 40, 700])
+        writer = await _ask(server.url, {**LONG, "prompt": prompt, "stream": rng.random() < 0.5})
+        await asyncio.sleep(rng.random() * 1.5)
+        writer.transport.abort()
+
+    async def crowd() -> None:
+        await asyncio.gather(*(ask_and_go() for _ in range(50)))
+
+    server_host.run(crowd())
+    assert_all_is_given_back(server, server_host)
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "pending": 0}
+
+
+def test_a_request_out_of_time_is_told(server_host: Host) -> None:
+    """CASES 28: in mid-stream by an event, before by a status."""
+    with server_host.front(request_timeout_s=0.5) as front:
+        with stream(front.url) as reply:
+            *told, error, last = data(reply)
+        whole = httpx.post(f"{front.url}/v1/completions", json=LONG, timeout=30)
+    assert "choices" in json.loads(told[-1])
+    assert json.loads(error)["error"]["code"] == "timeout"
+    assert last == "[DONE]"
+    assert (whole.status_code, whole.json()["error"]["message"]) == (504, "the request took longer than 0.5 s")
+
+
+# --- engines that die ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def doomed(default_model_path: Path) -> Iterator[Host]:
+    """An engine of its own, with a tiny cache."""
+    with host(default_model_path, kv_blocks=64, max_num_seqs=2, chunking="tokens=64") as made:
+        yield made
+
+
+def test_what_can_never_fit_is_refused_at_once(doomed: Host) -> None:
+    """CASES 16: with the arithmetic; others go on."""
+    with doomed.front() as front:
+        refused = httpx.post(f"{front.url}/v1/completions", json={**LONG, "max_tokens": 2000})
+        served = httpx.post(f"{front.url}/v1/completions", json={**LONG, "max_tokens": 5}, timeout=30)
+    assert refused.status_code == 400
+    assert {"2000;", "1020", "1024"} <= set(refused.json()["error"]["message"].split())
+    assert served.status_code == 200
+
+
+def test_a_hanging_and_a_dead_engine(doomed: Host) -> None:
+    """CASES 23, 28. Health is asked meanwhile: it does not wait for the engine."""
+    process = doomed.client._process
+    with doomed.front(stall_s=2) as front, stream(front.url, max_tokens=900) as reply:
+        lines = reply.iter_lines()
+        assert "choices" in next(lines)
+        assert httpx.get(f"{front.url}/health").status_code == 200
+        process.send_signal(signal.SIGSTOP)
+        assert within(6, lambda: httpx.get(f"{front.url}/health").status_code == 503)
+        assert httpx.get(f"{front.url}/health").json()["error"]["code"] == "stalled"
+        process.send_signal(signal.SIGCONT)
+        assert within(4, lambda: httpx.get(f"{front.url}/health").status_code == 200)
+        process.kill()
+        *_, error, _, last, _ = lines
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_died"
+        assert last == "data: [DONE]"
+        for path in ("/health", "/ready", "/v1/models"):
+            assert httpx.get(f"{front.url}{path}").status_code == 503
+        refused = httpx.post(f"{front.url}/v1/completions", json=LONG)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_died")
+
+
+# --- servers that end ---------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import socket, sys
+from pathlib import Path
+
+def no_network(event, arguments):
+    if event == "socket.getaddrinfo" or (event == "socket.connect" and arguments[0].family != socket.AF_UNIX):
+        raise RuntimeError(f"{event} {arguments}: a local model needs no network")
+
+sys.addaudithook(no_network)
+
+from twostep.engine.config import EngineConfig
+from twostep.server.config import ServerConfig
+from twostep.server.run import serve
+
+config = ServerConfig(port=int(sys.argv[3]), drain_s=float(sys.argv[2]), served_model_name="small", log="off")
+serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, ready: print(config.port, flush=True))
+"""
+
+
+@contextmanager
+def starting(path: Path, drain_s: float, port: int) -> Iterator["subprocess.Popen[str]"]:
+    """A server of its own, which cannot reach the network."""
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(path), str(drain_s), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as served:
+        try:
+            yield served
+        finally:
+            served.kill()
+
+
+@contextmanager
+def process(path: Path, drain_s: float) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """Such a server that is ready, and its address."""
+    with starting(path, drain_s, port=0) as served:
+        assert served.stdout is not None
+        yield served, f"http://127.0.0.1:{int(served.stdout.readline())}"
+
+
+def test_sigterm_lets_streams_finish(default_model_path: Path) -> None:
+    """CASES 22, 41."""
+    with process(default_model_path, drain_s=30) as (served, url):
+        with stream(url, max_tokens=60) as reply:
+            served.send_signal(signal.SIGTERM)
+            assert within(2, lambda: httpx.get(f"{url}/ready").status_code == 503)
+            refused = httpx.post(f"{url}/v1/completions", json=LONG)
+            *_, ended, last = data(reply)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert json.loads(ended)["choices"][0]["finish_reason"] == "length"
+        assert last == "[DONE]"
+        assert served.wait(10) == 0
+        assert served.stderr is not None
+        assert served.stderr.read() == ""
+
+
+def test_sigterm_cuts_streams_at_the_deadline(default_model_path: Path) -> None:
+    """CASES 22, 28."""
+    with process(default_model_path, drain_s=0.3) as (served, url):
+        with stream(url) as reply:
+            served.send_signal(signal.SIGTERM)
+            *_, error, last = data(reply)
+        assert json.loads(error)["error"]["code"] == "shutting_down"
+        assert last == "[DONE]"
+        assert served.wait(10) == 0
+
+
+def test_a_second_signal_ends_at_once(default_model_path: Path) -> None:
+    """CASES 22."""
+    with process(default_model_path, drain_s=30) as (served, url), stream(url):
+        served.send_signal(signal.SIGTERM)
+        assert within(2, lambda: httpx.get(f"{url}/ready").status_code == 503)
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(2) == 128 + signal.SIGTERM
+
+
+def test_a_signal_while_the_model_is_loaded(default_model_path: Path) -> None:
+    """CASES 22. Who asks then is told."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with starting(default_model_path, drain_s=30, port=port) as served:
+        assert within(20, lambda: can_connect(port))
+        loading = httpx.get(f"http://127.0.0.1:{port}/ready")
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(10) == 0
+        assert served.stderr is not None
+        assert served.stderr.read() == ""
+    assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
+
+
+def can_connect(port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
