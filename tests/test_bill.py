@@ -89,7 +89,7 @@ def test_its_text() -> None:
         "shared with 10 tokens of others; estimated: own work 20.000, their decodes 10.000, their prompts 25.000",
         "preempted, 358 computed tokens lost: sequence 3 needed its blocks",
         "358 of them had been computed before",
-        "TTFT              159.000  = front 3.000 + queue 41.000 + blocks 15.000 + prefill 67.000 + host 8.000 + others",
+        "TTFT              159.000  = front 3.000 + queue 41.000 + blocks 15.000 + prefill 67.000 + host 8.000",
     ):
         assert expected in text
 

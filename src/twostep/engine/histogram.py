@@ -4,9 +4,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 class Counted(NamedTuple):
     """A histogram at one moment. `counts`: values up to each bound and above the one before, last those above all."""
@@ -28,11 +25,6 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += times
         self._total += value * times
 
-    def add_all(self, values: NDArray[np.float64]) -> None:
-        """Counts each of many."""
-        found = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self._counts))
-        self._counts = [count + new for count, new in zip(self._counts, found.tolist(), strict=True)]
-        self._total += float(values.sum())
-
     def counted(self) -> Counted:
+        """As it is now."""
         return Counted(tuple(self._counts), self._total)
