@@ -6,24 +6,24 @@ from twostep.core.blocks import BlockPool
 
 
 def named(pool: BlockPool, *names: bytes) -> list[int]:
-    blocks = [pool.take() for _ in names]
+    blocks = [pool.take(1)[0] for _ in names]
     for block, name in zip(blocks, names, strict=True):
-        pool.publish(block, name)
+        pool.publish([block], [name])
     return blocks
 
 
 def test_every_block_is_given_out_once_and_then_none() -> None:
     pool = BlockPool(5)
-    assert sorted(pool.take() for _ in range(5)) == [0, 1, 2, 3, 4]
+    assert sorted(pool.take(1)[0] for _ in range(5)) == [0, 1, 2, 3, 4]
     assert pool.free == 0
-    with pytest.raises(IndexError, match="no free block"):
-        pool.take()
+    with pytest.raises(IndexError, match="0 free blocks, 1 wanted"):
+        pool.take(1)
     pool.check()
 
 
 def test_a_block_is_free_when_its_last_user_lets_it_go() -> None:
     pool = BlockPool(2)
-    block = pool.take()
+    block = pool.take(1)[0]
     pool.share(block)
     pool.release([block])
     assert (pool.free, pool.users[block]) == (1, 1)
@@ -49,9 +49,9 @@ def test_blank_blocks_go_first_then_those_let_go_longest_ago() -> None:
         pool.release([block])
     pool.share(b)
     pool.release([b])
-    blank = pool.take()
+    blank = pool.take(1)[0]
     assert blank not in (a, b, c)
-    assert [pool.take(), pool.take(), pool.take()] == [a, c, b]
+    assert [pool.take(1)[0], pool.take(1)[0], pool.take(1)[0]] == [a, c, b]
     assert [pool.find(name) for name in (b"a", b"b", b"c")] == [None, None, None]
     pool.check()
 
@@ -61,13 +61,13 @@ def test_the_end_of_a_prefix_is_given_out_before_its_beginning() -> None:
     pool = BlockPool(3)
     blocks = named(pool, b"1", b"2", b"3")
     pool.release(reversed(blocks))
-    assert [pool.take() for _ in range(3)] == blocks[::-1]
+    assert [pool.take(1)[0] for _ in range(3)] == blocks[::-1]
 
 
 def test_a_name_means_one_block_and_a_block_has_one_name() -> None:
     pool = BlockPool(3)
     first, second = named(pool, b"a", b"a")
-    pool.publish(first, b"other")
+    pool.publish([first], [b"other"])
     assert (pool.find(b"a"), pool.find(b"other")) == (first, None)
     pool.release([second, None])
     pool.check()

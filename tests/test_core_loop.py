@@ -24,10 +24,10 @@ def test_while_only_decodes_run_each_plan_is_made_once_beside_the_step_before() 
         session.turn()
     scheduler = session.scheduler
     assert isinstance(scheduler, Counting)
-    before, steps = scheduler.plans, scheduler.steps
+    before, steps = scheduler.plans, scheduler.counters.steps
     for _ in range(80):
         session.turn()
-    assert (scheduler.plans - before, scheduler.steps - steps) == (80, 80)
+    assert (scheduler.plans - before, scheduler.counters.steps - steps) == (80, 80)
 
 
 def test_who_comes_while_a_step_runs_is_in_the_next() -> None:

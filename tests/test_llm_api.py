@@ -134,11 +134,11 @@ class TestWhatIsRefused:
         ],
     )
     def test_prompts(self, llm: LLM, prompts: Any, message: str) -> None:
-        steps = llm.engine.scheduler.steps
+        steps = llm.engine.scheduler.counters.steps
         with pytest.raises(InvalidParameterError) as refused:
             llm.generate(prompts, SHORT)
         assert str(refused.value).startswith(message)
-        assert llm.engine.scheduler.steps == steps
+        assert llm.engine.scheduler.counters.steps == steps
 
     @pytest.mark.parametrize(
         ("keywords", "message"),
@@ -287,7 +287,7 @@ class TestLeavingEarly:
 
             with pytest.raises(KeyboardInterrupt):
                 interrupted()
-            assert wide.engine.scheduler.steps == 1
+            assert wide.engine.scheduler.counters.steps == 1
             assert wide.engine.scheduler.counters.preempted_tokens == 8000
             assert len(wide.generate([5], SHORT, progress=False)[0].choices[0].token_ids) == 4
 

@@ -1,6 +1,7 @@
 """One pool of KV blocks: who uses each, and what those that nobody uses still hold."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 
 class BlockPool:
@@ -32,18 +33,18 @@ class BlockPool:
         """How many of these, which are all here, have users."""
         return sum(self.users[self._named[name]] > 0 for name in names)
 
-    def take(self) -> int:
-        """A free block, now with one user and no name. Raises `IndexError` if none is free."""
-        if self._blank:
-            block = self._blank.pop()
-        elif self._cached:
-            block = next(iter(self._cached))
-            del self._cached[block]
+    def take(self, count: int) -> list[int]:
+        """Free blocks, now with one user each and no name. Raises `IndexError` if there are not so many."""
+        if count > self.free:
+            raise IndexError(f"{self.free} free blocks, {count} wanted")
+        for block in list(islice(self._cached, max(0, count - len(self._blank)))):
             del self._named[self._hash_of.pop(block)]
-        else:
-            raise IndexError("no free block")
-        self.users[block] = 1
-        return block
+            del self._cached[block]
+            self._blank.insert(0, block)
+        taken = [self._blank.pop() for _ in range(count)]
+        for block in taken:
+            self.users[block] = 1
+        return taken
 
     def share(self, block: int) -> None:
         """One more user of a block that is in use or cached."""
@@ -59,11 +60,13 @@ class BlockPool:
                 if self.users[block] == 0:
                     self._let_go(block)
 
-    def publish(self, block: int, name: bytes) -> None:
-        """Names a block in use, unless another holds the same already."""
-        if name not in self._named and block not in self._hash_of:
-            self._named[name] = block
-            self._hash_of[block] = name
+    def publish(self, blocks: Iterable[int | None], names: Iterable[bytes]) -> None:
+        """Names blocks in use, each unless another holds the same already."""
+        named, hash_of = self._named, self._hash_of
+        for block, name in zip(blocks, names, strict=True):
+            if block is not None and name not in named and block not in hash_of:
+                named[name] = block
+                hash_of[block] = name
 
     def _let_go(self, block: int) -> None:
         name = self._hash_of.get(block)

@@ -144,16 +144,14 @@ class KvCache:
 
     def publish(self, seq: Seq, computed: int) -> None:
         """Offers the whole computed blocks of `seq` to others."""
-        end = min(computed // BLOCK_TOKENS, len(seq.hashes))
-        for i in range(seq.published, end):
-            for pool, table in zip(self.pools, seq.tables, strict=True):
-                if (block := table[i]) is not None:
-                    pool.publish(block, seq.hashes[i])
-        seq.published = max(seq.published, end)
+        first, end = seq.published, min(computed // BLOCK_TOKENS, len(seq.hashes))
+        for pool, table in zip(self.pools, seq.tables, strict=True):
+            pool.publish(table[first:end], seq.hashes[first:end])
+        seq.published = max(first, end)
 
     def release(self, seq: Seq) -> None:
-        """Takes the blocks of `seq`, if any. Its last are given out first: a prefix is of use alone, they are not."""
-        for pool, table in zip(self.pools, seq.tables, strict=bool(seq.tables)):
+        """Takes the blocks of `seq`. Its last are given out first: a prefix is of use alone, they are not."""
+        for pool, table in zip(self.pools, seq.tables, strict=True):
             pool.release(reversed(table))
         seq.tables = ()
         seq.published = 0
@@ -166,9 +164,8 @@ class KvCache:
     # --- windows --------------------------------------------------------------------------------------------------
 
     def _grow(self, seq: Seq, g: int, blocks: int) -> tuple[int, ...]:
-        table, take = seq.tables[g], self.pools[g].take
-        taken = [take() for _ in range(blocks - len(table))]
-        table.extend(taken)
+        taken = self.pools[g].take(max(0, blocks - len(seq.tables[g])))
+        seq.tables[g].extend(taken)
         return tuple(taken)
 
     def _reserved(self, group: BlockGroup, start: int, tokens: int) -> int:

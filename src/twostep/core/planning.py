@@ -30,7 +30,7 @@ MANY_IN_PREFILL, MOST_IN_PREFILL = 8, 16
 """From so many prompts in mid-prefill on only one that is shorter than all of them joins; from so many on none."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Part:
     """What a prompt gets of this step, so far. `enters`: it is waiting, and joins if it gets anything."""
 
@@ -38,6 +38,8 @@ class _Part:
     start: int
     remaining: int
     enters: Admission | None = None
+    needs: Counts = ()
+    """Blocks that a newcomer takes."""
     grant: Grant = field(default_factory=lambda: Grant(0, WHOLE))
     taken: Counts = ()
     forks: tuple[int, ...] = ()
@@ -63,6 +65,7 @@ class Planner:
         self._parts: list[_Part] = []
         self._held: list[Held] = []
         self._open = 0
+        self._kept = scheduler.kept_free() if scheduler.waiting else ()
         self._decoding = len(scheduler.standing)
         self._load = StepShape(self._decoding, scheduler.standing.context_tokens, self._decoding, self._decoding)
 
@@ -78,7 +81,7 @@ class Planner:
             self._share_the_rest()
             self._never_stall()
         return Plan(
-            step=self._s.steps + 1,
+            step=self._s.counters.steps + 1,
             changes=self._s.changes,
             decoding=self._decoding,
             open=self._open,
@@ -121,17 +124,17 @@ class Planner:
     def _make_room(self, seq: Sequence, needs: Counts) -> bool:
         """Takes `needs` from what is free; preempts the latest until they are. False: `seq` itself was the latest."""
         while not self._fits(needs):
-            victim = max(self._sitting(), key=_rank)
+            victim = self._latest() or seq
             self._preempt(victim, Reason(Why.OUT_OF_BLOCKS, (seq.number,)))
             if victim is seq:
                 return False
         self._take(needs)
         return True
 
-    def _sitting(self) -> list[Sequence]:
-        """Those that may be preempted."""
-        running = (*self._s.standing.members, *self._s.prefill.values())
-        return [seq for seq in running if seq.number not in self._preempted]
+    def _latest(self) -> Sequence | None:
+        """The least urgent of those that may be preempted, among equals the one that came last."""
+        seated = (seq for _, seq in reversed(self._s.seated) if seq.number not in self._preempted)
+        return next((seq for seq in seated if seq.stage is not Stage.PENDING), None)
 
     def _preempt(self, seq: Sequence, reason: Reason) -> None:
         """Its blocks and seat count as free from now on; what it would have computed in this step is taken out."""
@@ -150,17 +153,16 @@ class Planner:
     def _make_way_for_the_urgent(self) -> None:
         """Where the policy allows it, the least urgent give way to a waiting one that is more urgent and lacks
         nothing but their seats and blocks."""
-        first = next(iter(self._s.waiting), None)
-        if first is None or not self._config.priority_preempts:
+        if not (self._config.priority_preempts and self._s.waiting and self._may_join()):
             return
-        cached = self._cached(first)
-        if not self._may_join() or self._shares_prefix(first, cached):
+        first = self._newcomer(next(iter(self._s.waiting)))
+        if self._shares_prefix(first):
             return
-        while (reason := self._lacks(first, cached)) and reason.why is not Why.MANY_IN_PREFILL:
-            victim = max(self._sitting(), key=_rank, default=first)
-            if victim.request.priority <= first.request.priority:
+        while (reason := self._lacks(first)) and reason.why is not Why.MANY_IN_PREFILL:
+            victim = self._latest()
+            if victim is None or victim.request.priority <= first.seq.request.priority:
                 return
-            self._preempt(victim, Reason(Why.MORE_URGENT, (first.number,)))
+            self._preempt(victim, Reason(Why.MORE_URGENT, (first.seq.number,)))
 
     # --- 2. prompts in prefill ------------------------------------------------------------------------------------
 
@@ -168,7 +170,7 @@ class Planner:
         """In turn, so that each gets one at least every fourth step; those that are overdue at once."""
         turns = -(-len(self._parts) // SHARE_EVERY_STEPS)
         for i, part in enumerate(sorted(self._parts, key=lambda part: (part.seq.advanced, part.seq.number))):
-            if i < turns or self._s.steps + 1 - part.seq.advanced >= SHARE_EVERY_STEPS:
+            if i < turns or self._s.counters.steps + 1 - part.seq.advanced >= SHARE_EVERY_STEPS:
                 self._widen(part, Grant(min(self._config.chunking.least_tokens, part.left), Reason(Why.LEAST_SHARE)))
 
     # --- 3. the rest of the budget --------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class Planner:
         """What the budget allows; more in its turn, or where no prompt got anything: some prompt always goes on."""
         least = min(self._config.chunking.least_tokens, newcomer.left)
         alone = not any(part.grant.tokens for part in self._parts)
-        in_turn = (self._s.steps + 1) % SHARE_EVERY_STEPS == 0
+        in_turn = (self._s.counters.steps + 1) % SHARE_EVERY_STEPS == 0
         if alone or in_turn or self._grant(newcomer, least).tokens == least:
             self._widen(newcomer, Grant(least, Reason(Why.LEAST_SHARE)))
 
@@ -233,10 +235,7 @@ class Planner:
         """A newcomer takes room for all it knows, if others took no seat or block meanwhile; the others what lacks."""
         if part.enters and part.taken:
             return True
-        if part.enters:
-            needs = self._s.cache.needs_to_enter(part.seq.hashes, part.enters.cached, part.start, part.seq.known)
-        else:
-            needs = self._s.cache.needs(part.seq, part.start, tokens)
+        needs = part.needs if part.enters else self._s.cache.needs(part.seq, part.start, tokens)
         further = tuple(map(sub, needs, part.taken)) if part.taken else needs
         if not self._fits(further) or (part.enters and self._seats <= 0):
             return False
@@ -264,11 +263,10 @@ class Planner:
         for seq in self._s.waiting:
             if not all(may_pass(seq, earliest) for earliest in passed.values()):
                 return
-            cached = self._cached(seq)
-            reason = self._closed() or self._shares_prefix(seq, cached) or self._lacks(seq, cached)
+            newcomer = self._newcomer(seq)
+            reason = self._closed() or self._shares_prefix(newcomer) or self._lacks(newcomer)
             if reason is None:
-                enters = Admission(seq.number, cached, seq.arrived, seq.known)
-                yield _Part(seq, enters.start, seq.known - enters.start, enters)
+                yield newcomer
                 continue
             self._held.append(Held(seq.number, reason))
             if reason.why is not Why.SHARES_PREFIX:
@@ -281,9 +279,12 @@ class Planner:
         waited_ns = self._now - first.arrival_ns if first else 0
         return self._config.batching.open(self._s.running, len(self._s.waiting), self._s.batch_left, waited_ns)
 
-    def _cached(self, seq: Sequence) -> int:
-        """Blocks of `seq` that are here; its last token is computed in any case, to be sampled."""
-        return self._s.cache.match(seq.hashes, min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS))
+    def _newcomer(self, seq: Sequence) -> _Part:
+        """With what is here of it; its last token is computed in any case, to be sampled."""
+        cached = self._s.cache.match(seq.hashes, min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS))
+        enters = Admission(seq.number, cached, seq.arrived, seq.known)
+        needs = self._s.cache.needs_to_enter(seq.hashes, cached, enters.start, seq.known)
+        return _Part(seq, enters.start, seq.known - enters.start, enters, needs)
 
     def _closed(self) -> Reason | None:
         """Nobody may join, whoever it is."""
@@ -291,27 +292,26 @@ class Planner:
             return Reason(Why.AFTER_PREEMPTION)
         return Reason(Why.BATCH_CLOSED) if self._open <= sum(part.enters is not None for part in self._parts) else None
 
-    def _shares_prefix(self, seq: Sequence, cached: int) -> Reason | None:
-        """Somebody in prefill is about to compute the first block that `seq` lacks."""
-        if cached >= min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS) or seq.arrived:
+    def _shares_prefix(self, part: _Part) -> Reason | None:
+        """Somebody in prefill is about to compute the first block that the newcomer lacks."""
+        hashes, lacking = part.seq.hashes, part.start // BLOCK_TOKENS
+        if lacking >= min(len(hashes), (part.seq.known - 1) // BLOCK_TOKENS) or part.seq.arrived:
             return None
-        for other in (part.seq for part in self._parts):
-            if other.published <= cached < len(other.hashes) and other.hashes[cached] == seq.hashes[cached]:
+        for other in (running.seq for running in self._parts):
+            if other.published <= lacking < len(other.hashes) and other.hashes[lacking] == hashes[lacking]:
                 return Reason(Why.SHARES_PREFIX, (other.number,))
         return None
 
-    def _lacks(self, seq: Sequence, cached: int) -> Reason | None:
+    def _lacks(self, part: _Part) -> Reason | None:
         """A place among the prompts in mid-prefill, a seat, or blocks."""
-        unfinished = [part.left for part in self._parts if part.left]
-        if len(unfinished) >= MANY_IN_PREFILL:
-            shorter = seq.known - cached * BLOCK_TOKENS < min(unfinished)
-            if not shorter or len(unfinished) >= MOST_IN_PREFILL:
-                return Reason(Why.MANY_IN_PREFILL, (len(unfinished),))
+        unfinished = [running.left for running in self._parts if running.left]
+        crowded = len(unfinished) >= MANY_IN_PREFILL and part.left >= min(unfinished)
+        if crowded or len(unfinished) >= MOST_IN_PREFILL:
+            return Reason(Why.MANY_IN_PREFILL, (len(unfinished),))
         if self._seats <= 0:
             return Reason(Why.NO_SEAT, (self._config.seats,))
-        needs = self._s.cache.needs_to_enter(seq.hashes, cached, max(cached * BLOCK_TOKENS, seq.arrived), seq.known)
-        kept = self._s.kept_free() if self._load.tokens else (0,) * len(needs)
-        for g, (need, free, keep) in enumerate(zip(needs, self._free, kept, strict=True)):
+        kept = self._kept if self._load.tokens else (0,) * len(part.needs)
+        for g, (need, free, keep) in enumerate(zip(part.needs, self._free, kept, strict=True)):
             if need + keep > free:
                 return Reason(Why.NO_BLOCKS, (g, need, free, keep))
         return None
@@ -320,9 +320,8 @@ class Planner:
 
     def _never_stall(self) -> None:
         """Prompts whose windows lack blocks wait for others to end; where nothing else runs, the latest gives way."""
-        if self._parts and not self._load.tokens and not self._preempted and not self._s.pending:
-            in_prefill = sorted((part.seq for part in self._parts), key=_rank)
-            self._preempt(in_prefill[-1], Reason(Why.OUT_OF_BLOCKS, (in_prefill[0].number,)))
+        if self._parts and not self._load.tokens and not self._preempted and (latest := self._latest()):
+            self._preempt(latest, Reason(Why.OUT_OF_BLOCKS, (min(part.seq.number for part in self._parts),)))
 
     def _fits(self, needs: Counts) -> bool:
         return all(need <= free for need, free in zip(needs, self._free, strict=True))

@@ -10,6 +10,7 @@ One step is under way at a time, between `advance` and `resolve`. The next plan 
 step's end, an arrival or an abort changes what it was made from (`changes` counts that).
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -84,6 +85,7 @@ class Scheduler:
         self.standing = Standing()
         self.prefill: dict[int, Sequence] = {}
         self.pending: dict[int, Sequence] = {}
+        self.seated: list[tuple[tuple[int, int], Sequence]] = []
         self.live: dict[int, Sequence] = {}
         self.changes = 0
         self.batch_left = 0
@@ -95,11 +97,6 @@ class Scheduler:
         self._joined: dict[int, Sequence] = {}
 
     # --- questions ------------------------------------------------------------------------------------------------
-
-    @property
-    def steps(self) -> int:
-        """Steps begun."""
-        return self.counters.steps
 
     @property
     def running(self) -> int:
@@ -221,6 +218,7 @@ class Scheduler:
             self.waiting.remove(seq)
             self.prefill[seq.number] = seq
             seq.stage = Stage.PREFILL
+            insort(self.seated, (seq.rank, seq))
             yield from self.cache.enter(seq, admission.start, seq.known)
             seq.computed = admission.start
             seq.arrived = 0
@@ -241,7 +239,7 @@ class Scheduler:
         yield from self.cache.extend(seq, chunk.start, chunk.tokens)
         seq.computed = chunk.start + chunk.tokens
         seq.drafts = chunk.drafts
-        seq.advanced = self.steps
+        seq.advanced = self.counters.steps
         if not chunk.samples:
             return
         del self.prefill[seq.number]
@@ -250,6 +248,7 @@ class Scheduler:
             if sibling.number in chunk.forks:
                 yield from self.cache.fork(seq, sibling, seq.computed)
                 sibling.computed = seq.computed
+                insort(self.seated, (sibling.rank, sibling))
                 self._caught_up(sibling)
             else:
                 self.waiting.put(sibling)
@@ -381,7 +380,9 @@ class Scheduler:
             self._leave_standing(seq)
         self.prefill.pop(seq.number, None)
         self.pending.pop(seq.number, None)
-        self.cache.release(seq)
+        if seq.tables:
+            del self.seated[bisect_left(self.seated, (seq.rank, seq))]
+            self.cache.release(seq)
 
     def check(self) -> None:
         """Raises `AssertionError` where the books do not balance."""
