@@ -1,4 +1,4 @@
-# Everything runs in .venv, on the installed package. `make hello` is the place to start.
+# Everything runs in .venv, on the installed package. `make serve` is the place to start.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,8 +6,11 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching report check-avx512 clean
+.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching report check-avx512 clean
 .DELETE_ON_ERROR:
+
+serve: $(VENV)/installed
+	$(BIN)/twostep serve
 
 hello: $(VENV)/installed
 	$(BIN)/twostep generate --stats "Why is the sky blue?"
