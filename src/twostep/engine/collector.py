@@ -153,14 +153,11 @@ class Collector:
 
     def _step(self, end: StepEnd) -> None:
         self._time_plan(end)
-        gaps: dict[int, int] = {}
+        before_ns: list[int] = []
         for number, given in end.given:
             if choice := self._choices.get(number):
-                if choice.token_ns:
-                    before_ns = choice.token_ns[-1]
-                    gaps[before_ns] = gaps.get(before_ns, 0) + 1
-                self._take(number, choice, given, end.ended_ns)
-        self.meter.gaps(gaps)
+                self._take(number, choice, given, end.ended_ns, before_ns)
+        self.meter.gave(before_ns)
         self._preempted(end.resolved.preempted, end.ended_ns)
         self._finish_all(end.resolved.finished, end.ended_ns)
 
@@ -263,12 +260,16 @@ class Collector:
 
     # --- tokens ---------------------------------------------------------------------------------------------------
 
-    def _take(self, number: int, choice: _Choice, given: object, now: int) -> None:
+    def _take(self, number: int, choice: _Choice, given: object, now: int, before_ns: list[int]) -> None:
+        """The time of the token before it, if there is one, goes to `before_ns`."""
         if isinstance(given, SamplingError):
             choice.error = str(given)
             return
+        if choice.token_ns:
+            before_ns.append(choice.token_ns[-1])
+        else:
+            self.meter.first_tokens += 1
         choice.token_ns.append(now)
-        self.meter.generated_tokens += 1
         if choice.decoding is None:
             choice.decoding, choice.decodes_since_ns = self.meter.now, now
         if choice.request.params.logprobs is not None:

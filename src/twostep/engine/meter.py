@@ -3,6 +3,7 @@
 A sequence that decodes is in every step, so nothing is kept for each of its tokens.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ STEP_S = (
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 KINDS = ("decode", "prefill", "mixed")
 """A step without prompts, one with nothing else, one with both."""
-OBSERVE_EVERY_STEPS = 8
+OBSERVE_EVERY_STEPS = 16
 """Steps that only decode are alike: so many pass between two that the estimate learns from."""
 
 
@@ -62,39 +63,46 @@ class StepMeter:
         """Before it."""
         self.ended_ns = 0
         """When it ended."""
-        self.generated_tokens = 0
+        self.first_tokens = self._further_tokens = 0
         self._model = LinearStepTime()
+        self._steps_until_learning = 0
+        self._decoding = 0
+        """Sequences of the steps without prompts that the estimates are of."""
         self._whole_ns = 1
+        self._alone = self._prefill = 0.0
+        """Shares of a step."""
         self._itl = Histogram(STEP_S)
         self._step_s = {kind: Histogram(STEP_S) for kind in KINDS}
         self._step_tokens = {kind: Histogram(STEP_TOKENS) for kind in KINDS}
 
     def add(self, plan: Plan, kernel_ns: int, ended_ns: int, *, failed: bool) -> None:
         """A step has ended. One that failed took its time and teaches nothing."""
-        shape, mixed = plan.shape, bool(plan.chunks and plan.decoding)
+        mixed = bool(plan.chunks and plan.decoding)
+        self._steps_until_learning -= 1
         if not failed:
-            self._learn(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
-        self.before, self.ended_ns = self.now, ended_ns
-        self._whole_ns = max(1, self._model.predict_ns(shape))
-        alone_ns, prefill_ns = self._estimates(plan, kernel_ns) if plan.decoding else (0, 0)
-        now = self.now
+            self._count(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
+        if plan.chunks or plan.decoding != self._decoding or self._steps_until_learning <= 0:
+            self._look(plan, kernel_ns, failed)
+        alone_ns, prefill_ns = int(kernel_ns * self._alone), int(kernel_ns * self._prefill)
+        self.before, self.ended_ns, now = self.now, ended_ns, self.now
         self.now = Reading(
             now.steps + 1,
             now.mixed_steps + mixed,
             now.kernel_ns + kernel_ns,
-            now.tokens + shape.tokens,
-            now.alone_ns + alone_ns,
+            now.tokens + plan.shape.tokens,
+            now.alone_ns + min(alone_ns, kernel_ns - prefill_ns),
             now.prefill_ns + prefill_ns,
         )
 
     def alone_ns(self, chunk: Chunk, kernel_ns: int) -> int:
         """Estimated: of the last step's time, what it had taken with this chunk only."""
-        return self._share(StepShape().with_slice(chunk.start, chunk.tokens, _sampled(chunk)), kernel_ns)
+        return int(kernel_ns * self._share(StepShape().with_slice(chunk.start, chunk.tokens, _sampled(chunk))))
 
-    def gaps(self, last_ns: dict[int, int]) -> None:
-        """Tokens of the last step, by the time of the token before them: how many there are of each."""
-        for before_ns, count in last_ns.items():
-            self._itl.add((self.ended_ns - before_ns) / 1e9, count)
+    def gave(self, before_ns: list[int]) -> None:
+        """Tokens of the last step but first ones, each by the time of the token before it; most have the same."""
+        for at_ns, count in Counter(before_ns).items():
+            self._itl.add((self.ended_ns - at_ns) / 1e9, count)
+        self._further_tokens += len(before_ns)
 
     def measured(self) -> Measured:
         return Measured(
@@ -102,26 +110,29 @@ class StepMeter:
             {kind: histogram.counted() for kind, histogram in self._step_s.items()},
             {kind: histogram.counted() for kind, histogram in self._step_tokens.items()},
             self.now.tokens,
-            self.generated_tokens,
+            self.first_tokens + self._further_tokens,
         )
 
-    def _estimates(self, plan: Plan, kernel_ns: int) -> tuple[int, int]:
+    def _count(self, plan: Plan, kind: str, kernel_ns: int) -> None:
+        self._step_s[kind].add(kernel_ns / 1e9)
+        self._step_tokens[kind].add(plan.shape.tokens)
+
+    def _look(self, plan: Plan, kernel_ns: int, failed: bool) -> None:
+        """Learns from the step, and estimates anew what part of such steps is whose."""
+        if not failed:
+            self._model.observe(plan.shape, kernel_ns)
+        self._steps_until_learning = OBSERVE_EVERY_STEPS
+        self._decoding = 0 if plan.chunks else plan.decoding
+        self._whole_ns = max(1, self._model.predict_ns(plan.shape))
         decodes = plan.shape
         for chunk in plan.chunks:
             decodes = decodes.without_slice(chunk.start, chunk.tokens, _sampled(chunk))
-        one = StepShape(1, decodes.pairs // plan.decoding, 1, 1)
-        prefill_ns = kernel_ns - self._share(decodes, kernel_ns) if plan.chunks else 0
-        return min(self._share(one, kernel_ns), kernel_ns - prefill_ns), prefill_ns
+        self._alone = self._share(StepShape(1, decodes.pairs // plan.decoding, 1, 1)) if plan.decoding else 0.0
+        self._prefill = 1 - self._share(decodes) if plan.decoding and plan.chunks else 0.0
 
-    def _share(self, part: StepShape, kernel_ns: int) -> int:
-        """Of a measured step the time of `part` by itself: predictions give the ratio, so that their margin cancels."""
-        return kernel_ns * min(self._whole_ns, self._model.predict_ns(part)) // self._whole_ns
-
-    def _learn(self, plan: Plan, kind: str, kernel_ns: int) -> None:
-        if plan.chunks or self.now.steps % OBSERVE_EVERY_STEPS == 0:
-            self._model.observe(plan.shape, kernel_ns)
-        self._step_s[kind].add(kernel_ns / 1e9)
-        self._step_tokens[kind].add(plan.shape.tokens)
+    def _share(self, part: StepShape) -> float:
+        """What `part` by itself had taken of the step: predictions give the ratio, so that their margin cancels."""
+        return min(1.0, self._model.predict_ns(part) / self._whole_ns)
 
 
 def _sampled(chunk: Chunk) -> int:
