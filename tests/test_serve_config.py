@@ -57,7 +57,7 @@ def test_each_field_of_the_server_is_a_setting() -> None:
 
 DEFAULTS = {
     "host": "127.0.0.1", "port": "8000", "max_queue": "256", "max_connections": "1024", "drain_s": "30",
-    "stall_s": "30", "log": "text",
+    "stall_s": "60", "log": "text",
 }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_presets_lean_to_what_they_are_for() -> None:
     chat, rag, batch = (configs({"preset": name})[1] for name in ("chat", "rag", "batch"))
     assert chat.enable_prefix_caching
     assert rag.enable_prefix_caching
-    assert chat.max_step_tokens < rag.max_step_tokens < batch.max_step_tokens
+    assert chat.max_step_tokens < rag.max_step_tokens <= batch.max_step_tokens
     assert batch.max_num_seqs > chat.max_num_seqs
     assert chat.chunking.startswith("time=")
     assert rag.chunking.startswith("time=")
@@ -184,6 +184,7 @@ def test_an_itl_budget_is_a_time(budget: str) -> None:
         ({"port": "65536"}, "port is 65536; it has to be from 0 to 65535 (set: port by --port)"),
         ({"max_queue": "-1"}, "max_queue is -1; it has to be from 0 (set: max_queue by --max-queue)"),
         ({"drain_s": "nan"}, "drain_s is nan; it has to be from 0 (set: drain_s by --drain-s)"),
+        ({"drain_s": "inf"}, "drain_s is inf; it has to be from 0 (set: drain_s by --drain-s)"),
         ({"stall_s": "0"}, "stall_s is 0.0; it has to be from 0.1 (set: stall_s by --stall-s)"),
         ({"host": ""}, "host is ''; it has to be an address, such as 127.0.0.1 (set: host by --host)"),
         ({"api_key": ["a", ""]}, "api_key has an empty member (set: api_key by --api-key)"),

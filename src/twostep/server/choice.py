@@ -57,11 +57,11 @@ class Choice:
         try:
             self._check_together()
             engine = EngineConfig(**self._fields("engine"))
-            Settings(blocks=(1,), **{ours: getattr(engine, name) for name, ours in SCHEDULED.items()}).config()
+            _check_schedule(engine)
             name = Path(self.model).name.removesuffix(".gguf")
             server = ServerConfig(**{"served_model_name": name} | self._fields("server"))
             return replace(server, effective=tuple(self._rows(server, engine))), engine
-        except (InvalidParameterError, ValueError) as error:
+        except InvalidParameterError as error:
             raise self._refusal(str(error)) from None
 
     def _fields(self, part: Literal["server", "engine"]) -> dict[str, Any]:
@@ -130,3 +130,11 @@ class Choice:
         if setting.secret:
             return f"{len(value)} given, not shown" if value else None
         return list(value) if isinstance(value, tuple) else value
+
+
+def _check_schedule(engine: EngineConfig) -> None:
+    """What the scheduler will refuse, before a model is loaded. Raises `InvalidParameterError`."""
+    try:
+        Settings(blocks=(1,), **{ours: getattr(engine, name) for name, ours in SCHEDULED.items()}).config()
+    except ValueError as error:
+        raise InvalidParameterError(str(error)) from None

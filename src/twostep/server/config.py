@@ -1,7 +1,7 @@
 """What a user may set of the HTTP front end; the engine's part is `EngineConfig`."""
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf
 from typing import Any, Literal, NamedTuple, get_args
 
 from twostep.errors import InvalidParameterError
@@ -46,8 +46,9 @@ class ServerConfig:
     """A request ends at the latest so long after it came; None: never."""
     drain_s: float = 30.0
     """How long SIGTERM lets requests finish before they are cut."""
-    stall_s: float = 30.0
-    """With work pending and no step finished for so long, the server reports itself as not alive."""
+    stall_s: float = 60.0
+    """With work pending and no step finished for so long, the server reports itself as not alive.
+    On a slow machine a wide step of a large model takes some tens of seconds."""
     log: LogFormat = "text"
     """How each finished request is logged, one line on standard error."""
     effective: tuple[Effective, ...] = ()
@@ -71,7 +72,7 @@ class ServerConfig:
             allowed = ", ".join(get_args(LogFormat))
             raise InvalidParameterError(f"log is {self.log!r}; it has to be one of {allowed}", "log")
 
-    def _check(self, name: str, value: float, least: float, most: float | None = None) -> None:
-        if not isfinite(value) or value < least or (most is not None and value > most):
-            allowed = f"from {least}" if most is None else f"from {least} to {most}"
+    def _check(self, name: str, value: float, least: float, most: float = inf) -> None:
+        if not least <= value <= most or value == inf:
+            allowed = f"from {least}" if most == inf else f"from {least} to {most}"
             raise InvalidParameterError(f"{name} is {value}; it has to be {allowed}", name)

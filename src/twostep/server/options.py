@@ -99,7 +99,7 @@ SETTINGS = (
     Setting("max_body_bytes", "server", INTEGER, "N", "longest body of a request (default: 16 MiB)"),
     Setting("request_timeout_s", "server", NUMBER, "S", "a request ends at the latest after so long (default: never)"),
     Setting("drain_s", "server", NUMBER, "S", "how long SIGTERM lets requests finish (default: 30)"),
-    Setting("stall_s", "server", NUMBER, "S", "without a step for so long the server is not alive (default: 30)"),
+    Setting("stall_s", "server", NUMBER, "S", "without a step for so long the server is not alive (default: 60)"),
     Setting("log", "server", TEXT, "FORMAT", "a line a request: text (default), json or off"),
     # --- the engine -----------------------------------------------------------------------------------------------
     Setting("max_num_seqs", "engine", INTEGER, "N", "sequences that run at a time"),
