@@ -58,10 +58,9 @@ class ToolStream:
         """What is left at the end of the answer."""
         deltas: list[Delta] = []
         left, self._left = self._left, ""
-        if self._read == self._read_text:
-            if not (self.calls and left.isspace()):
-                self._say(left, deltas)
-        elif self._read == self._read_head and not self._whole_call(left.partition(OPEN)[2], deltas):
+        if self._read == self._read_head and self._whole_call(left.partition(OPEN)[2], deltas):
+            return deltas
+        if self._read in (self._read_text, self._read_head):
             self._say(left, deltas)
         return deltas
 
