@@ -72,6 +72,15 @@ def test_it_starts_answers_and_ends_with_status_0() -> None:
         assert process.wait(20) == 0
 
 
+def test_its_own_chat_talks_with_it() -> None:
+    with serving(*SMALL, "--api-key", "open-sesame") as (_, lines):
+        command = [COMMAND, "chat", "--url", address_of(lines), "--max-tokens", "6", "--api-key"]
+        how = {"input": "Hi\n", "capture_output": True, "text": True, "timeout": 60}
+        allowed, refused = (subprocess.run([*command, key], check=False, **how) for key in ("open-sesame", "guess"))
+    assert re.search(r"\[TTFT \d+\.\d+ s, \d tokens, [\d.]+ tokens/s", allowed.stderr)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+
+
 def test_it_says_what_is_in_effect_and_who_said_so() -> None:
     with serving(*SMALL, "--itl-budget", "20") as (_, lines):
         rows = [tuple(line.split(maxsplit=2)) for line in lines]
