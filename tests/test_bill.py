@@ -19,9 +19,10 @@ from support.http_server import NAME, Served
 
 from twostep.cli.main import main
 from twostep.core.reasons import Reason, Why
-from twostep.engine.collector import Collector, StepEnd
+from twostep.engine.collector import Collector
 from twostep.engine.outputs import ChunkTime, DecodeTime, Held, Preemption, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
+from twostep.engine.timekeeper import StepEnd
 from twostep.kernels.step import StepCancelledError
 from twostep.server.bill import bill
 from twostep.server.bill_text import bill_lines
@@ -335,7 +336,8 @@ def test_nothing_of_those_that_waited_stays_behind() -> None:
         run(made)
         made.submit(prompt(5), SamplingParams(max_tokens=3))
         run(made)
-        assert made._surroundings.collector._queue._fresh == []
+        times = made._surroundings.collector.times
+        assert (times._times, times._queue._fresh) == ({}, [])
 
 
 def test_estimates_know_a_wide_prompt_from_a_decode() -> None:

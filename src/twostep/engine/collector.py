@@ -1,21 +1,17 @@
 """Gathers what the steps gave into answers: text, log-probabilities, and when everything happened."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from twostep.core.loop import Abort
-from twostep.core.plan import Chunk, Finished, Preemption, Resolved, Step, StepResult
+from twostep.core.plan import Admission, Finished
 from twostep.core.request import BLOCK_TOKENS, FinishReason
 from twostep.engine.answer import Answer
-from twostep.engine.executor import Given
-from twostep.engine.meter import Reading, StepMeter
-from twostep.engine.outputs import ChoiceOutput, ChunkTime, DecodeTime, Held, RequestOutput, Timeline, TokenLogprobs
+from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline, TokenLogprobs
 from twostep.engine.outputs import FinishReason as FinishName
-from twostep.engine.outputs import Preemption as PreemptionTime
 from twostep.engine.params import SamplingParams
-from twostep.engine.queueing import QueueWatch, Wait
 from twostep.engine.text import NoText, TextStream
+from twostep.engine.timekeeper import StepEnd, Timekeeper, Times
 from twostep.errors import SamplingError
 from twostep.model.tokenizer import Tokenizer
 
@@ -34,17 +30,6 @@ class Delta:
 Event = Delta | RequestOutput
 
 
-class StepEnd(NamedTuple):
-    """What is needed of a step after it has ended."""
-
-    step: Step
-    given: Sequence[Given]
-    result: StepResult
-    resolved: Resolved
-    began_ns: int
-    ended_ns: int
-
-
 @dataclass
 class _Choice:
     """One choice as it comes. `text` is made as tokens come if somebody waits for it, else at the end."""
@@ -53,36 +38,12 @@ class _Choice:
     index: int
     answer: Answer
     stream: TextStream | NoText
-    wait: Wait | None
-    """While it is in the queue."""
-    first_scheduled_ns: int | None = None
-    held: tuple[Held, ...] = ()
-    chunks: list[ChunkTime] = field(default_factory=list)
-    token_ns: list[int] = field(default_factory=list)
-    decodes: list[DecodeTime] = field(default_factory=list)
-    decoding: Reading | None = None
-    """While it decodes: totals when it began."""
-    decodes_since_ns: int = 0
-    preemptions: list[PreemptionTime] = field(default_factory=list)
-    kernel_ns: int = 0
-    """Total when the last step with a token of it ended: what came since was without it."""
+    times: Times
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     pushed: int = 0
     """Output tokens that `stream` has seen."""
     error: str | None = None
-
-    def timeline(self, finish_ns: int) -> Timeline:
-        return Timeline(
-            arrival_ns=self.request.arrival_ns,
-            first_scheduled_ns=self.first_scheduled_ns,
-            chunks=tuple(self.chunks),
-            token_ns=tuple(self.token_ns),
-            preemptions=tuple(self.preemptions),
-            finish_ns=finish_ns,
-            held=self.held,
-            decodes=tuple(self.decodes),
-        )
 
 
 @dataclass
@@ -90,11 +51,8 @@ class _Request:
     id: str
     prompt: Sequence[int]
     params: SamplingParams
-    arrival_ns: int
     streams: bool
     open_choices: int
-    attached: "list[_Choice]" = field(default_factory=list)
-    """Choices that wait for the first one's prompt, to share its blocks."""
     cached_tokens: int | None = None
     done: list[ChoiceOutput] = field(default_factory=list)
 
@@ -104,8 +62,7 @@ class Collector:
 
     def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None]) -> None:
         self.events: list[Event] = []
-        self.meter = StepMeter()
-        self._queue = QueueWatch(lambda number: choice.wait if (choice := self._choices.get(number)) else None)
+        self.times = Timekeeper()
         self._tokenizer, self._abort = tokenizer, abort
         self._choices: dict[int, _Choice] = {}
         self._ends: list[StepEnd | tuple[Sequence[Finished], int]] = []
@@ -121,13 +78,11 @@ class Collector:
     ) -> None:
         """A request of these answers, by number, is queued."""
         params = next(iter(answers.values())).params
-        request = _Request(id_, prompt, params, arrival_ns, streams, len(answers))
-        for index, (number, answer) in enumerate(answers.items()):
+        request = _Request(id_, prompt, params, streams, len(answers))
+        all_times = self.times.follow(answers, arrival_ns)
+        for index, (number, times) in enumerate(zip(answers, all_times, strict=True)):
             stream = TextStream(self._tokenizer, params) if self._tokenizer else NoText()
-            wait = None if index else self._queue.begin(arrival_ns)
-            choice = self._choices[number] = _Choice(request, index, answer, stream, wait)
-            if index:
-                request.attached.append(choice)
+            self._choices[number] = _Choice(request, index, answers[number], stream, times)
 
     def refused(self, id_: str, prompt: Sequence[int], why: str, now: int) -> None:
         """A request could not be queued after all."""
@@ -152,126 +107,28 @@ class Collector:
                 self._finish_all(*end)
 
     def _step(self, end: StepEnd) -> None:
-        self._time_plan(end)
-        before_ns: list[int] = []
+        self._note_cached(end.step.plan.admissions)
+        self.times.planned(end)
         for number, given in end.given:
             if choice := self._choices.get(number):
-                self._take(number, choice, given, end.ended_ns, before_ns)
-        self.meter.gave(before_ns)
-        self._preempted(end.resolved.preempted, end.ended_ns)
+                self._take(number, choice, given, end.ended_ns)
+        self.times.ended(end)
         self._finish_all(end.resolved.finished, end.ended_ns)
 
-    # --- times ----------------------------------------------------------------------------------------------------
-
-    def _time_plan(self, end: StepEnd) -> None:
-        plan = end.step.plan
-        self._queue.step(plan, end.began_ns)
-        self._preempted(plan.preemptions, end.began_ns)
-        self.meter.add(plan, end.result.step_ns, end.ended_ns, failed=end.result.failed)
-        for admission in plan.admissions:
+    def _note_cached(self, admissions: Iterable[Admission]) -> None:
+        """What a request's first admission found in the prefix cache."""
+        for admission in admissions:
             choice = self._choices.get(admission.number)
             if choice and choice.index == 0 and choice.request.cached_tokens is None:
                 choice.request.cached_tokens = admission.cached * BLOCK_TOKENS
-        for chunk in plan.chunks:
-            if choice := self._choices.get(chunk.number):
-                self._time_chunk(choice, chunk, end)
-
-    def _time_chunk(self, choice: _Choice, chunk: Chunk, end: StepEnd) -> None:
-        self._seated(choice, end.began_ns)
-        choice.chunks.append(self._chunk_time(choice, chunk, end))
-        choice.kernel_ns = self.meter.now.kernel_ns
-        for fork in chunk.forks:
-            if forked := self._choices.get(fork):
-                self._time_fork(choice, forked)
-        if chunk.samples and choice.index == 0:
-            self._release(choice.request, end.began_ns)
-
-    def _chunk_time(self, choice: _Choice, chunk: Chunk, end: StepEnd) -> ChunkTime:
-        return ChunkTime(
-            start_ns=end.began_ns,
-            end_ns=end.ended_ns,
-            tokens=chunk.tokens,
-            step=end.step.plan.step,
-            position=chunk.start,
-            kernel_ns=end.result.step_ns,
-            others=end.step.plan.shape.tokens - chunk.tokens,
-            alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),
-            reason=chunk.reason,
-            without_ns=self.meter.before.kernel_ns - choice.kernel_ns,
-        )
-
-    def _seated(self, choice: _Choice, now: int) -> None:
-        """It waits no longer, if it did."""
-        if choice.first_scheduled_ns is None:
-            choice.first_scheduled_ns = now
-        if choice.wait is None:
-            return
-        self._waited(choice, now)
-        choice.kernel_ns = self.meter.before.kernel_ns
-
-    def _waited(self, choice: _Choice, now: int) -> None:
-        """What it waited for goes to the preemption that made it wait, or to its arrival."""
-        if choice.wait is None:
-            return
-        held, choice.wait = self._queue.end(choice.wait, now), None
-        if choice.preemptions:
-            choice.preemptions[-1] = replace(choice.preemptions[-1], held=held)
-        else:
-            choice.held = held
-
-    def _time_fork(self, first: _Choice, fork: _Choice) -> None:
-        """A fork shares the prefill of the choice it comes from."""
-        fork.request.attached.remove(fork)
-        fork.chunks, fork.first_scheduled_ns = list(first.chunks), first.first_scheduled_ns
-        fork.held, fork.kernel_ns = first.held, first.kernel_ns
-
-    def _release(self, request: _Request, now: int) -> None:
-        """Choices that could not be forked wait in the queue from now on."""
-        for choice in request.attached:
-            choice.wait = self._queue.begin(now)
-        request.attached.clear()
-
-    def _preempted(self, preemptions: Iterable[Preemption], now: int) -> None:
-        for preemption in preemptions:
-            if choice := self._choices.get(preemption.number):
-                self._decoded(choice)
-                choice.preemptions.append(PreemptionTime(now, preemption.lost, preemption.reason))
-                choice.wait = self._queue.begin(now)
-
-    def _decoded(self, choice: _Choice) -> None:
-        """It decodes no longer, if it did. Its last token came with the last step, unless that failed."""
-        began, choice.decoding = choice.decoding, None
-        if began is None or choice.token_ns[-1] == choice.decodes_since_ns:
-            return
-        meter, end_ns = self.meter, choice.token_ns[-1]
-        took = (meter.now if end_ns == meter.ended_ns else meter.before).since(began)
-        choice.decodes.append(
-            DecodeTime(
-                start_ns=choice.decodes_since_ns,
-                end_ns=end_ns,
-                steps=took.steps,
-                mixed_steps=took.mixed_steps,
-                kernel_ns=took.kernel_ns,
-                tokens=took.tokens,
-                alone_ns=took.alone_ns,
-                prefill_ns=took.prefill_ns,
-            )
-        )
 
     # --- tokens ---------------------------------------------------------------------------------------------------
 
-    def _take(self, number: int, choice: _Choice, given: object, now: int, before_ns: list[int]) -> None:
-        """The time of the token before it, if there is one, goes to `before_ns`."""
+    def _take(self, number: int, choice: _Choice, given: object, now: int) -> None:
         if isinstance(given, SamplingError):
             choice.error = str(given)
             return
-        if choice.token_ns:
-            before_ns.append(choice.token_ns[-1])
-        else:
-            self.meter.first_tokens += 1
-        choice.token_ns.append(now)
-        if choice.decoding is None:
-            choice.decoding, choice.decodes_since_ns = self.meter.now, now
+        self.times.token(choice.times, now)
         if choice.request.params.logprobs is not None:
             choice.logprobs.append(TokenLogprobs(*given))  # type: ignore[misc]
         if choice.request.streams or choice.request.params.stop_strings:
@@ -279,7 +136,7 @@ class Collector:
 
     def _push(self, number: int, choice: _Choice, now: int) -> None:
         """Makes the text of new tokens; ends the choice where a stop string does."""
-        new = choice.answer.output[choice.pushed : len(choice.token_ns)].tolist()
+        new = choice.answer.output[choice.pushed : len(choice.times.token_ns)].tolist()
         delta = choice.stream.push(new)
         choice.texts.append(delta.text)
         if choice.request.streams:
@@ -299,7 +156,7 @@ class Collector:
                 self._finish(number, choice, reason, now)
 
     def _finish(self, number: int, choice: _Choice, reason: FinishReason, now: int) -> None:
-        if choice.pushed < len(choice.token_ns):
+        if choice.pushed < len(choice.times.token_ns):
             self._push(number, choice, now)
         if reason is FinishReason.FAILED and choice.error is None:
             choice.error = "there was no memory for a step of this request"
@@ -317,17 +174,13 @@ class Collector:
 
     def _complete(self, number: int, choice: _Choice, reason: FinishName, stop: str | int | None, now: int) -> None:
         del self._choices[number]
-        self._decoded(choice)
-        self._waited(choice, now)
-        if choice.index == 0:
-            self._release(choice.request, now)
         request, tokens = choice.request, choice.pushed
         output = ChoiceOutput(
             index=choice.index,
             text="".join(choice.texts),
             token_ids=choice.answer.output[:tokens].tolist(),
             finish_reason=reason,
-            timeline=choice.timeline(now),
+            timeline=self.times.finish(number, now),
             stop_reason=stop,
             logprobs=None if request.params.logprobs is None else tuple(choice.logprobs[:tokens]),
             error=choice.error,

@@ -134,7 +134,7 @@ class Engine:
 
     def measured(self) -> Measured:
         """What the steps and tokens took, since the start."""
-        return self._surroundings.collector.meter.measured()
+        return self._surroundings.collector.times.meter.measured()
 
     def close(self) -> None:
         """Ends the thread beside and the recording. The engine cannot be used any more."""

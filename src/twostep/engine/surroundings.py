@@ -9,9 +9,10 @@ from twostep.core.loop import Command
 from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.engine.answer import Answer
-from twostep.engine.collector import Collector, StepEnd
+from twostep.engine.collector import Collector
 from twostep.engine.executor import KernelExecutor
 from twostep.engine.params import SamplingParams
+from twostep.engine.timekeeper import StepEnd
 
 
 @dataclass(frozen=True)
