@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.bills import output, reply
-from support.engines import engine, failing, mixed_requests, run, submit
+from support.engines import engine, failing, mixed_requests, prompt, run, submit
 from support.http_server import NAME, Host, Served
 
 from twostep.engine.engine import Engine
@@ -212,6 +212,20 @@ def test_the_prefix_cache_counts_tokens() -> None:
     assert told("prefix_cache_hits_total") == 2 * 96
 
 
+def test_the_hit_rate_does_not_decay() -> None:
+    """CASES 15: a prefix that all share stays, however much else passes through a small cache."""
+    shared, rates = prompt(96, seed=1), []
+    with engine(kv_blocks=30, max_num_seqs=2) as made:
+        for i in range(240):
+            made.submit(shared + prompt(20, seed=100 + i), SAMPLING)
+            if i % 40 == 39:
+                run(made)
+                told = scrape(Metrics(), EngineHost(made, None).snapshot())  # type: ignore[arg-type]
+                rates.append((told("prefix_cache_hits_total"), told("prefix_cache_queries_total")))
+    windows = [(hits - h) / (queries - q) for (h, q), (hits, queries) in pairwise(rates)]
+    assert windows == [pytest.approx(96 / 116)] * 5
+
+
 def test_a_failed_step_is_no_step_time() -> None:
     _, snapshot, _ = served({}, failing({3: MemoryError()}))
     told = scrape(Metrics(), snapshot)
@@ -277,6 +291,13 @@ def test_every_metric_of_the_dashboard_exists() -> None:
     groups = [group for query in queries for group in re.findall(r"by \(([^)]*)\)", query)]
     labels = {label for group in groups for label in group.split(", ")} - {"le"}
     assert labels <= {name for _, known in told.values for name, _ in known} | {"model_name"}
+
+
+def test_the_page_about_metrics_names_all_and_no_others() -> None:
+    told = scrape(Metrics(), quiet())
+    page = (DASHBOARD.parent.parent / "observability.md").read_text()
+    families = {name if kind != "counter" else f"{name}_total" for name, kind in told.kinds.items()}
+    assert set(re.findall(r"twostep:\w+", page)) == families
 
 
 def test_the_dashboard_has_a_place_for_every_panel() -> None:
@@ -375,9 +396,20 @@ def test_a_reply_is_told_of_once_when_all_its_outputs_are_here() -> None:
     ledger.late(output(line(2.0), id="unknown"))
     assert told == []
     ledger.late(output(line(2.0), id="a-2"))
-    ledger.late(output(line(2.0), id="a-2"))
     assert [[one.id for one in entry.outputs] for entry in told] == [["a-0", "a-1", "a-2"]]
     assert ledger.get("a") == told[0]
+
+
+def test_an_output_may_come_before_the_end_of_its_reply() -> None:
+    told: list[Reply] = []
+    ledger = Ledger(tell=[told.append], now_ns=lambda: 0)
+    for i in range(300):
+        ledger.late(output(line(2.0), id=f"b-{i}"))
+    ledger.late(output(line(2.0), id="a-1"))
+    ledger.finished(reply(id="a", status=LEFT, awaited=("a-0", "a-1")))
+    assert (told, len(ledger._early)) == ([], 99)
+    ledger.late(output(line(2.0), id="a-0"))
+    assert [[one.id for one in entry.outputs] for entry in told] == [["a-1", "a-0"]]
 
 
 def test_what_is_still_awaited_when_it_is_forgotten_is_told_of_as_it_is() -> None:

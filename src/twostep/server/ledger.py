@@ -10,6 +10,9 @@ from twostep.engine.outputs import RequestOutput
 LEFT = 499
 """Status of a reply whose client had gone, as nginx writes it into its log."""
 
+MOST_EARLY = 100
+"""Outputs that are kept until the end of their replies is told, which takes as long as an error takes to be sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -53,27 +56,34 @@ class Ledger:
         self._tell, self._now_ns = tuple(tell), now_ns
         self._replies: OrderedDict[str, Reply] = OrderedDict()
         self._owner: dict[str, str] = {}
+        """Replies of outputs that are awaited."""
+        self._early: OrderedDict[str, RequestOutput] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._replies)
 
     def finished(self, reply: Reply) -> None:
         """A reply has ended: whole, failed or left by its client; each once. Those that never reached the engine are
-        `Metrics.rejected`, not replies."""
+        refusals, not replies."""
         self._replies[reply.id] = reply
         self._owner.update(dict.fromkeys(reply.awaited, reply.id))
         if not reply.awaited:
             self._told(reply)
+        for id_ in self._early.keys() & set(reply.awaited):
+            self.late(self._early.pop(id_))
         self._forget()
 
     def late(self, output: RequestOutput) -> None:
-        """The output of a prompt that nobody waits for any more (`EngineClient.unawaited`)."""
-        reply = self._replies.get(self._owner.pop(output.id, ""))
-        if reply is None:
+        """The output of a prompt that nobody waits for any more (`EngineClient.unawaited`); it may come first."""
+        owner = self._owner.pop(output.id, None)
+        if owner is None:
+            self._early[output.id] = output
+            if len(self._early) > MOST_EARLY:
+                self._early.popitem(last=False)
             return
+        reply = self._replies[owner]
         awaited = tuple(id_ for id_ in reply.awaited if id_ != output.id)
-        whole = replace(reply, outputs=(*reply.outputs, output), awaited=awaited)
-        self._replies[reply.id] = whole
+        whole = self._replies[owner] = replace(reply, outputs=(*reply.outputs, output), awaited=awaited)
         if not awaited:
             self._told(whole)
 
