@@ -191,6 +191,7 @@ def test_an_unforeseen_error_reaches_the_caller_and_the_step_can_be_tried_again(
 def test_an_error_that_stays_is_raised_at_every_turn(overlap: bool) -> None:
     with engine(failing({step: RuntimeError(f"step {step}") for step in range(1, 99)}), overlap=overlap) as made:
         made.submit(prompt(5), SamplingParams(max_tokens=3))
+        made.begin()
         for _ in range(3):
             with pytest.raises(RuntimeError, match="step"):
                 made.turn()

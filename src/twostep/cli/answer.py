@@ -9,7 +9,6 @@ from twostep.cli.request import answer_limit, encode
 from twostep.cli.statistics import engine_line, timeline_lines
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
-from twostep.engine.interrupts import stop_step
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import SamplingError
@@ -36,7 +35,7 @@ def answer(options: argparse.Namespace, prompt: str, params: SamplingParams, sho
     try:
         choice = _streamed(engine, tokens, replace(params, max_tokens=max_tokens), show)
     except BaseException:
-        stop_step(engine.kernels.executor)
+        engine.stop_step()
         raise
     finally:
         engine.close()

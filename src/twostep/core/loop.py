@@ -68,17 +68,32 @@ class EngineLoop:
 
     def turn(self) -> bool:
         """Serves one step, or says False if there is none to serve. After an exception it takes up where it was."""
-        self._step = self._step or self._begin()
-        if self._step is None:
-            self._around.catch_up()
-            return False
-        self._meanwhile()
-        self._end(self._step)
-        return True
+        served = self.begin()
+        self.end()
+        return served
 
-    def _begin(self) -> Step | None:
-        """The next step, handed to the executor. The plan made early holds unless what it was made from has changed;
-        one that does nothing may have waited for time to pass."""
+    def begin(self) -> bool:
+        """Hands the next step to the executor; False if there is none. While that computes, what came of the step before
+        is passed on and the next plan is made. A host that has more to do meanwhile calls `end` when it has done it."""
+        self._step = self._step or self._next_step()
+        self._around.catch_up()
+        if self._step is not None:
+            self._hear()
+            self._early = self.scheduler.plan(self._around.now())
+        return self._step is not None
+
+    def end(self) -> None:
+        """Waits for the step under way, if there is one, and takes in what it gave."""
+        if self._step is None:
+            return
+        result = self._executor.finish()
+        resolved = self.scheduler.resolve(result)
+        step, self._step = self._step, None
+        self._around.ended(step, result, resolved, self._around.now())
+
+    def _next_step(self) -> Step | None:
+        """The plan made early holds unless what it was made from has changed; one that does nothing may have waited for
+        time to pass."""
         self._hear()
         now = self._around.now()
         holds = self._early.changes == self.scheduler.changes and not self._early.empty
@@ -89,18 +104,6 @@ class EngineLoop:
         self._executor.start(step)
         self._around.began(step, now)
         return step
-
-    def _meanwhile(self) -> None:
-        """While the executor computes: what came of the step before is passed on, the next plan is made."""
-        self._around.catch_up()
-        self._hear()
-        self._early = self.scheduler.plan(self._around.now())
-
-    def _end(self, step: Step) -> None:
-        result = self._executor.finish()
-        resolved = self.scheduler.resolve(result)
-        self._step = None
-        self._around.ended(step, result, resolved, self._around.now())
 
     def _hear(self) -> None:
         for command in self._around.hear():

@@ -19,6 +19,7 @@ from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.surroundings import EngineSurroundings, Submission
 from twostep.errors import ContextLengthError, InvalidParameterError
+from twostep.kernels.native import NativeExecutor
 from twostep.model.loaded import LoadedModel
 from twostep.recording.writer import RecordedSurroundings, Recorder
 
@@ -118,15 +119,36 @@ class Engine:
             self._surroundings.ask(Abort(id))
 
     def abort_all(self) -> None:
-        """Ends every request, after the step under way; their outputs are dropped."""
+        """Ends every request; their outputs are dropped, and the step under way stops at its next layer."""
+        self.stop_step()
         for id_ in self._open:
             self._surroundings.ask(Abort(id_))
         while self._open:
             self.turn()
 
+    def stop_step(self) -> None:
+        """From a signal handler or another thread: the step under way ends at its next layer, and gives nothing.
+
+        The reference executor has no such place to stop at; it goes on.
+        """
+        if isinstance(self.kernels.executor, NativeExecutor):
+            self.kernels.executor.cancel()
+
     def turn(self) -> list[Event]:
-        """Serves one step and returns what came of the steps before; nothing outstanding, nothing happens."""
-        self._loop.turn()
+        """Ends the step under way, begins the next and leaves it running; returns what came of the ended one.
+
+        Where nothing is outstanding, nothing happens.
+        """
+        self.end()
+        return self.begin()
+
+    def end(self) -> None:
+        """Waits for the step under way, if there is one."""
+        self._loop.end()
+
+    def begin(self) -> list[Event]:
+        """Begins the next step, if there is work, and leaves it running; returns what came of those that have ended."""
+        self._loop.begin()
         collector = self._surroundings.collector
         events, collector.events = collector.events, []
         self._open.difference_update(event.id for event in events if isinstance(event, RequestOutput))

@@ -6,9 +6,6 @@ from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import Any
 
-from twostep.kernels.native import NativeExecutor
-from twostep.kernels.step import Executor
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Those whose handlers raise: Python's own for Ctrl-C, the command's for an orderly end."""
 
@@ -47,9 +44,3 @@ class Undisturbed:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came = number, frame
         self._hurry()
-
-
-def stop_step(executor: Executor) -> None:
-    """Ends the step under way at its next layer, if it computes; what it computed is lost. The reference cannot."""
-    if isinstance(executor, NativeExecutor):
-        executor.cancel()

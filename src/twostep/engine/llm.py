@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +10,7 @@ from twostep.engine.asked import Message, Prompt, conversations_of, params_of, p
 from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
-from twostep.engine.interrupts import Undisturbed, stop_step
+from twostep.engine.interrupts import Undisturbed
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.progress import RequestProgress
@@ -42,7 +41,7 @@ class LLM:
     def __init__(self, model: str | Path = "smollm2-135m", **settings: Any) -> None:
         config = EngineConfig.of(settings)
         self._engine = Engine(open_model(resolve(str(model), Progress())), config)
-        self._undisturbed = Undisturbed(hurry=partial(stop_step, self._engine.kernels.executor))
+        self._undisturbed = Undisturbed(hurry=self._engine.stop_step)
         self._closed = False
 
     @property
@@ -190,7 +189,9 @@ class LLM:
         """Events until nothing is outstanding."""
         while self._engine.outstanding:
             with self._undisturbed:
-                events = self._engine.turn()
+                self._engine.end()
+            with self._undisturbed:  # apart, so that who comes while a step ends need not wait for the next one
+                events = self._engine.begin()
             yield from events
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams, priority: int) -> Iterator[Event | None]:
