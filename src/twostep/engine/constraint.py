@@ -21,6 +21,8 @@ Mask = NDArray[np.uint32]
 LIMITS = {"initial_lexer_fuel": 250_000, "max_grammar_size": 100_000, "max_lexer_states": 25_000}
 """What a hostile grammar may cost: about 0.2 s to compile and 50 MB. A mask is bounded by the library's defaults, about
 20 ms. Ordinary schemas take 1 ms and 0.1 ms."""
+CHECKED_STEPS = 3
+"""Tokens of an answer that are tried before a grammar is accepted."""
 CACHED_GRAMMARS = 16
 
 
@@ -82,7 +84,7 @@ class Grammars:
         return Constraint(matcher, self._rows, self._tokenizer.vocab_size)
 
     def _compile(self, structured: StructuredOutput) -> "LLMatcher":
-        """The first mask is part of the check: some grammars show only there that they are too large, or empty."""
+        """Its first steps are part of the check: some grammars show only there that they are too large, or empty."""
         library, tokens = _library(), self._tokens
         try:
             grammar = library.grammar_from(structured.kind, _with_options(structured))
@@ -90,12 +92,8 @@ class Grammars:
             raise _refused(structured, str(error)) from None
         limits = library.LLParserLimits(**LIMITS, verbose_errors=False)
         matcher: LLMatcher = library.LLMatcher(tokens, grammar, limits=limits, log_level=0)
-        first = matcher.deep_copy()
-        if not matcher.is_error():
-            first.compute_bitmask()
-        if problem := matcher.get_error() or first.get_error():
-            empty = problem.startswith("NoExtension")
-            raise _refused(structured, "no text satisfies it" if empty else problem)
+        if problem := matcher.get_error() or _problem_ahead(matcher):
+            raise _refused(structured, "no text satisfies it" if problem.startswith("NoExtension") else problem)
         return matcher
 
     @cached_property
@@ -120,6 +118,17 @@ class _TokenBytes:
 
     def __call__(self, text: str) -> Sequence[int]:
         return self._tokenizer.encode(text, special=False, add_bos=False)
+
+
+def _problem_ahead(matcher: "LLMatcher") -> str:
+    """What goes wrong with some answer's first tokens; empty if nothing does."""
+    probe = matcher.deep_copy()
+    for _ in range(CHECKED_STEPS):
+        mask = np.frombuffer(probe.compute_bitmask(), np.uint8)
+        if probe.is_error() or probe.is_stopped():
+            break
+        probe.consume_token(int(np.unpackbits(mask, bitorder="little").argmax()))
+    return probe.get_error()
 
 
 def _library() -> Any:
