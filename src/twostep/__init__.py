@@ -9,7 +9,11 @@ numpy. Its types are in `__init__.pyi`.
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"LLM": "twostep.engine.llm", "SamplingParams": "twostep.engine.params"}
+_HOMES = {
+    "LLM": "twostep.engine.llm",
+    "SamplingParams": "twostep.engine.params",
+    "StructuredOutput": "twostep.engine.structured",
+}
 __all__ = [*_HOMES]
 
 
