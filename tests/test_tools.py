@@ -55,7 +55,7 @@ def put_together(deltas: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def streamed(text: str, cuts: list[int]) -> list[tuple[str, ...]]:
-    stream, deltas = ToolStream("call_"), list[dict[str, Any]]()
+    stream, deltas = ToolStream("call_", ["f", "g"]), list[dict[str, Any]]()
     ends = [*sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     for start, end in zip([0, *ends], ends, strict=False):
         deltas += stream.push(text[start:end])
@@ -66,7 +66,8 @@ PIECES = st.sampled_from(
     [
         OPEN, CLOSE, call_text("f", '{"a": "}</tool_call>\\""}'), '{"name": "f", "arguments": {', "{", "}", "}}",
         '"a": "<tool_call>"', '{"arguments": {"x": 1}, "name": "g"}', '{"name": "h", "arguments": "{}"}', "<", "<tool",
-        '{"name": "</tool_call>", "arguments": {}}', " ", "\n", "\u3000", "text", '"', "\\", "[",
+        '{"name": "</tool_call>", "arguments": {}}', "```", "json",
+        '{"name": "f", "arguments": {"a": 1}}', '"name":', " ", "\n", "\u3000", "text", '"', "\\", "[",
     ]
 )  # fmt: skip
 
@@ -131,6 +132,36 @@ def test_what_is_odd_is_a_call_or_content_and_never_lost(
     assert [tuple(call["function"].values()) for call in parsed.tool_calls] == calls
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('{"name": "f", "arguments": {"a": 1}}', None, [("f", '{"a": 1}')]),
+        ('```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', None, [("f", '{"a": 1}')]),
+        ('```\n{"name":"f","arguments":{}}\n{"name":"g","arguments":{}}```', None, [("f", "{}"), ("g", "{}")]),
+        ('{"name": "f", "arguments": {}}\nDone', "Done", [("f", "{}")]),
+        ('{"name": "f", "arguments": {"a', None, [("f", '{"a')]),
+        ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
+        ('{"name": "f", "argu', '{"name": "f", "argu', []),
+        ('See: {"name": "f", "arguments": {}}', 'See: {"name": "f", "arguments": {}}', []),
+        ("```json\n[1]\n```", "```json\n[1]\n```", []),
+    ],
+)
+def test_a_bare_call_of_an_offered_function_is_one(
+    text: str, content: str | None, calls: list[tuple[str, str]]
+) -> None:
+    """So Qwen2.5-Coder's small models call."""
+    parsed = parse_tool_calls(text, "", ["f", "g"])
+    assert parsed.content == content
+    assert [tuple(call["function"].values()) for call in parsed.tool_calls] == calls
+
+
+def test_only_what_could_be_a_bare_call_is_held_back() -> None:
+    stream = ToolStream("call_", ["f"])
+    assert stream.push('{"na') == []
+    assert stream.push("tion") == [{"content": '{"nation'}]
+    assert stream.push('": "x"}') == [{"content": '": "x"}'}]
+
+
 def test_arguments_come_as_they_are_written_and_tags_are_held_back() -> None:
     stream = ToolStream("call_")
     assert stream.push("I look") == [{"content": "I look"}]
@@ -180,8 +211,8 @@ def test_a_template_without_tools_says_them_in_the_system_message(smollm: Loaded
 def test_no_tools_are_said_where_none_may_be_called(smollm: LoadedModel) -> None:
     quiet = chat(smollm, tools=[WEATHER], tool_choice="none")
     assert quiet == chat(smollm) == chat(smollm, tools=[])
-    assert not quiet.calls_tools
-    assert chat(smollm, tools=[WEATHER]).calls_tools
+    assert quiet.functions == ()
+    assert chat(smollm, tools=[WEATHER]).functions == ("get_weather",)
 
 
 @pytest.mark.models

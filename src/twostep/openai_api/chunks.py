@@ -43,8 +43,17 @@ class Chunks:
     chunk of all, which is that of the usage if it was asked for.
     """
 
-    def __init__(self, request: ApiRequest, tokenizer: Tokenizer, *, unique: str, created_s: int) -> None:
-        """`unique` makes the reply's id."""
+    def __init__(
+        self,
+        request: ApiRequest,
+        tokenizer: Tokenizer,
+        *,
+        unique: str,
+        created_s: int,
+        received_ns: int | None = None,
+    ) -> None:
+        """`unique` makes the reply's id. `received_ns` as in `timings`."""
+        self._received_ns = received_ns
         self._request, self._tokenizer, self._unique = request, tokenizer, unique
         self._choices: dict[int, _Choice] = {}
         self._outputs: dict[int, RequestOutput] = {}
@@ -101,7 +110,8 @@ class Chunks:
         number = self._number(prompt, index)
         if number not in self._choices:
             offsets = TextOffsets(self._tokenizer, self._request.params.skip_special_tokens)
-            calls = ToolStream(call_prefix(self._unique, number)) if self._request.calls_tools else None
+            functions = self._request.functions
+            calls = ToolStream(call_prefix(self._unique, number), functions) if functions else None
             self._choices[number] = _Choice(offsets, calls=calls)
         return self._choices[number]
 
@@ -150,7 +160,7 @@ class Chunks:
         return {"usage": {"prompt_tokens": asked, "completion_tokens": given, "total_tokens": asked + given}}
 
     def _timings(self) -> dict[str, Any]:
-        return {"timings": timings([*self._outputs.values()])}
+        return {"timings": timings([*self._outputs.values()], self._received_ns)}
 
 
 def _chat_piece(index: int, piece: Mapping[str, Any]) -> dict[str, Any]:

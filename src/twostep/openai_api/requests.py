@@ -51,8 +51,8 @@ class ApiRequest:
     unknown: tuple[str, ...]
     """Fields that were ignored since nobody knows them, for whoever keeps a log."""
     usage: StreamedUsage = StreamedUsage.NO
-    calls_tools: bool = False
-    """Answers may call tools: see `tool_calls.ToolStream`."""
+    functions: tuple[str, ...] = ()
+    """Names of those that answers may call: see `tool_calls.ToolStream`."""
 
 
 def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequence[str]) -> ApiRequest:
@@ -80,7 +80,7 @@ def _chat(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
         "structured": tools.form(structured) if tools else structured,
     }
     request = _request("chat", fields, name, (prompt,), extent, echo=False)
-    return replace(request, calls_tools=True) if tools else request
+    return replace(request, functions=tools.names) if tools else request
 
 
 def _completion(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:

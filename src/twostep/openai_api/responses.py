@@ -16,9 +16,16 @@ OBJECT = {"chat": "chat.completion", "completion": "text_completion"}
 
 
 def response_body(
-    request: ApiRequest, outputs: Sequence[RequestOutput], tokenizer: Tokenizer, *, unique: str, created_s: int
+    request: ApiRequest,
+    outputs: Sequence[RequestOutput],
+    tokenizer: Tokenizer,
+    *,
+    unique: str,
+    created_s: int,
+    received_ns: int | None = None,
 ) -> dict[str, Any]:
     """The reply to `request`; `outputs` are those of its prompts, in their order. `unique` makes the reply's id.
+    `received_ns` as in `timings`.
 
     Raises `ApiError` with status 500 if an answer did not come to its end.
     """
@@ -36,7 +43,7 @@ def response_body(
             for choice in output.choices
         ],
         "usage": usage(outputs),
-        "timings": timings(outputs),
+        "timings": timings(outputs, received_ns),
     }
 
 
@@ -68,8 +75,8 @@ def _choice(
 def _chat_choice(request: ApiRequest, choice: ChoiceOutput, tokenizer: Tokenizer, id_prefix: str) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     reason: str = choice.finish_reason
-    if request.calls_tools:
-        parsed = parse_tool_calls(choice.text, id_prefix)
+    if request.functions:
+        parsed = parse_tool_calls(choice.text, id_prefix, request.functions)
         message |= {"content": parsed.content} | ({"tool_calls": parsed.tool_calls} if parsed.tool_calls else {})
         reason = finish_reason(reason, len(parsed.tool_calls))
     logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, tokenizer)

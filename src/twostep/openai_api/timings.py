@@ -6,9 +6,11 @@ from typing import Any
 from twostep.engine.outputs import RequestOutput, Timeline
 
 
-def timings(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+def timings(outputs: Sequence[RequestOutput], received_ns: int | None = None) -> dict[str, Any]:
     """Of a reply with one answer its own times. Where there are several answers they are one interval: from the first
     arrival over the first step and the first token of any to the last token of any.
+
+    `received_ns`: when a server received the request, before its prompts arrived at the engine.
 
     `predicted_*` rates leave out the first token, which prefill gives; null where nothing came after it.
     """
@@ -18,17 +20,17 @@ def timings(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     return {
         "cache_n": cached_n,
         "cached_n": cached_n,
-        **_prefill(_whole(lines), prompt_n - cached_n),
-        **_decode(_whole(lines), sum(output.output_tokens for output in outputs)),
+        **_prefill(_whole(lines, received_ns), prompt_n - cached_n),
+        **_decode(_whole(lines, received_ns), sum(output.output_tokens for output in outputs)),
         "prefill_chunks": len({chunk.step for line in lines for chunk in line.chunks}),
         "preemptions": sum(len(line.preemptions) for line in lines),
     }
 
 
-def _whole(lines: Sequence[Timeline]) -> Timeline:
+def _whole(lines: Sequence[Timeline], received_ns: int | None) -> Timeline:
     scheduled = [line.first_scheduled_ns for line in lines if line.first_scheduled_ns is not None]
     return Timeline(
-        arrival_ns=min(line.arrival_ns for line in lines),
+        arrival_ns=min(line.arrival_ns for line in lines) if received_ns is None else received_ns,
         first_scheduled_ns=min(scheduled, default=None),
         token_ns=tuple(sorted(at_ns for line in lines for at_ns in line.token_ns)),
     )

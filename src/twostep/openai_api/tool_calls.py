@@ -1,21 +1,33 @@
 """Calls of tools in an answer's text, whole or as it comes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 This is what Qwen2.5 and other models trained on the Hermes format write, and what we ask of models whose template knows
-no tools.
+no tools. Small ones leave the tags out, or put a code fence in their place: an answer that begins with a call of a
+function that was offered is read as one too.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
-_BLANK = "[ \t\r\n]*"
-_HEAD = re.compile(
-    rf'{_BLANK}\{{{_BLANK}"name"{_BLANK}:{_BLANK}"([^"\\\x00-\x1f]+)"{_BLANK},{_BLANK}"arguments"{_BLANK}:{_BLANK}(?=\{{)'
-)
+_BLANK, _NAME = "[ \t\r\n]*", r'[^"\\\x00-\x1f]+'
+_HEAD_PARTS = (_BLANK, "{", _BLANK, *'"name"', _BLANK, ":", _BLANK, '"', f"({_NAME})", '"', _BLANK, ",", _BLANK,
+               *'"arguments"', _BLANK, ":", _BLANK)  # fmt: skip
+_FENCE_PARTS = (_BLANK, *"```", "(?:json|jso|js|j)?")
+_HEAD = re.compile("".join(_HEAD_PARTS) + r"(?=\{)")
 """A call up to its arguments, in the usual order: from here on they are streamed."""
+_BARE_HEAD = re.compile(f"(?:{''.join(_FENCE_PARTS)})?{_HEAD.pattern}")
+"""The same without a tag."""
+
+
+def _beginning(parts: Sequence[str]) -> str:
+    """A pattern for all beginnings of what the parts match one after the other."""
+    return "".join(f"(?:{part}" for part in parts) + ")?" * len(parts)
+
+
+_BARE_BEGINNING = re.compile(f"{_beginning(_HEAD_PARTS)}|{_beginning((*_FENCE_PARTS, *_HEAD_PARTS))}")
 
 Delta = dict[str, Any]
 
@@ -23,7 +35,7 @@ Delta = dict[str, Any]
 class ToolStream:
     """Parses one answer. What comes of `push` and `finish` is the same all together, whatever the pieces.
 
-        stream = ToolStream(call_prefix(unique, index))
+        stream = ToolStream(call_prefix(unique, index), names)
         for text in texts:
             deltas += stream.push(text)
         deltas += stream.finish()
@@ -35,16 +47,18 @@ class ToolStream:
     or whose arguments are no JSON, what there is of them is given, for the client to judge.
     """
 
-    def __init__(self, id_prefix: str) -> None:
+    def __init__(self, id_prefix: str, names: Collection[str] = ()) -> None:
+        """`names` of the functions that were offered."""
         self.calls = 0
         """Calls that have begun."""
-        self._id_prefix = id_prefix
+        self._id_prefix, self._names = id_prefix, names
         self._left = ""
         """Text that could still become this or that."""
-        self._read: Callable[[list[Delta]], bool] = self._read_text
+        self._read: Callable[[list[Delta]], bool] = self._read_start
         """Reads from `_left` what is certain; whether it may go on."""
         self._skips_blanks = False
         self._arguments = _Braces()
+        self._read_after: Callable[[list[Delta]], bool] = self._read_tail
 
     def push(self, text: str) -> list[Delta]:
         """What `text` makes certain."""
@@ -60,11 +74,21 @@ class ToolStream:
         left, self._left = self._left, ""
         if self._read == self._read_head and self._whole_call(left.partition(OPEN)[2], deltas):
             return deltas
-        if self._read in (self._read_text, self._read_head):
+        if self._read in (self._read_start, self._read_text, self._read_head):
             self._say(left, deltas)
         return deltas
 
     # --- what may come, each with what it reads -------------------------------------------------------------------
+
+    def _read_start(self, deltas: list[Delta]) -> bool:
+        """A call without tags, or else text."""
+        head = _BARE_HEAD.match(self._left) if self._names else None
+        if head and head[1] in self._names:
+            self._begin(head[1], "", deltas)
+            return self._go_on_with_arguments(head.end(), self._read_bare_tail)
+        if self._names and not head and _BARE_BEGINNING.fullmatch(self._left):
+            return False
+        return self._go_on(0, self._read_text)
 
     def _read_text(self, deltas: list[Delta]) -> bool:
         """Content, up to a tag that opens a call and the blanks before it."""
@@ -85,8 +109,7 @@ class ToolStream:
         head, end = _HEAD.match(self._left, body), self._left.find(CLOSE, body)
         if head and (end < 0 or head.end() <= end):
             self._begin(head[1], "", deltas)
-            self._arguments = _Braces()
-            return self._go_on(head.end(), self._read_arguments)
+            return self._go_on_with_arguments(head.end(), self._read_tail)
         if end < 0:
             return False
         after = end + len(CLOSE)
@@ -100,7 +123,7 @@ class ToolStream:
         self._argue(self._left[:length], deltas)
         self._left = self._left[length:]
         if self._arguments.ended:
-            self._read = self._read_tail
+            self._read = self._read_after
         return self._arguments.ended
 
     def _read_tail(self, deltas: list[Delta]) -> bool:
@@ -111,6 +134,15 @@ class ToolStream:
             return False
         end = min(ends)
         return self._go_on(end + len(CLOSE) if self._left.startswith(CLOSE, end) else end, self._read_text)
+
+    def _read_bare_tail(self, deltas: list[Delta]) -> bool:
+        """What follows the arguments of a call without tags: its brace, the end of a fence, and perhaps a next one."""
+        self._left = self._left.lstrip(" \t\r\n}`")
+        return bool(self._left) and self._go_on(0, self._read_start)
+
+    def _go_on_with_arguments(self, after: int, read_after: Callable[[list[Delta]], bool]) -> bool:
+        self._arguments, self._read_after = _Braces(), read_after
+        return self._go_on(after, self._read_arguments)
 
     def _go_on(self, after: int, read: Callable[[list[Delta]], bool]) -> bool:
         """What stands before `after` is read; `read` reads the rest."""
@@ -156,9 +188,9 @@ class ParsedAnswer(NamedTuple):
     tool_calls: list[dict[str, Any]]
 
 
-def parse_tool_calls(text: str, id_prefix: str) -> ParsedAnswer:
+def parse_tool_calls(text: str, id_prefix: str, names: Collection[str] = ()) -> ParsedAnswer:
     """An answer that has ended: what `ToolStream` makes of it, put together."""
-    stream = ToolStream(id_prefix)
+    stream = ToolStream(id_prefix, names)
     content, calls = "", list[dict[str, Any]]()
     for delta in (*stream.push(text), *stream.finish()):
         content += delta.get("content", "")

@@ -51,20 +51,25 @@ class Tools:
             return _grammar(f"start: {self._calls} | content", [*self._call_rules(), *_content_rules(content)])
         if self.parallel and not any(function.strict for function in self.functions):
             return None
-        text = ["TEXT: /(.|\\n)*/", f'head[lazy]: TEXT "{OPEN}"', f'called: head "\\n" ({self._names}) "\\n{CLOSE}"']
+        text = ["TEXT: /(.|\\n)*/", f'head[lazy]: TEXT "{OPEN}"', f'called: head "\\n" ({self._any}) "\\n{CLOSE}"']
         start = "start: called* TEXT" if self.parallel else "start: TEXT | called"
         return _grammar(start, [*text, *self._function_rules()])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the functions that may be called."""
+        return tuple(function.name for function in self.functions)
 
     @property
     def _calls(self) -> str:
         return f'call ("\\n" call){{0,{MAX_FORCED_CALLS - 1}}}' if self.parallel else "call"
 
     @property
-    def _names(self) -> str:
+    def _any(self) -> str:
         return " | ".join(f"f{number}" for number in range(len(self.functions)))
 
     def _call_rules(self) -> Iterator[str]:
-        yield f'call: "{OPEN}\\n" ({self._names}) "\\n{CLOSE}"'
+        yield f'call: "{OPEN}\\n" ({self._any}) "\\n{CLOSE}"'
         yield from self._function_rules()
 
     def _function_rules(self) -> Iterator[str]:
