@@ -120,7 +120,7 @@ def test_a_pinned_cache_that_holds_no_sequence_is_refused() -> None:
         ({"batching": "static=0"}, "batching is 'static=0'; it has to be continuous or static=SIZE"),
         ({"admission": "random"}, "admission is 'random'; it has to be fcfs, priority, shortest-prefill"),
         ({"admission": "fcfs", "priority_preempts": True}, "priority_preempts needs an order by priority"),
-        ({"max_step_tokens": 100, "max_num_seqs": 64}, "step_tokens is 100; a step needs at least 320"),
+        ({"max_step_tokens": 100, "max_num_seqs": 64}, "a step of 100 tokens is too narrow; it needs at least 320"),
     ],
 )
 def test_settings_that_contradict_are_refused_with_the_reason(settings: dict[str, Any], message: str) -> None:
@@ -138,8 +138,8 @@ def test_settings_that_contradict_are_refused_with_the_reason(settings: dict[str
         ({}, 500, 13, ["max_tokens is 13", "at most 12", "512", "500"]),
         ({}, 512, None, ["prompt has 512 tokens", "512"]),
         ({"max_model_len": 100}, 90, 11, ["max_tokens is 11", "at most 10", "100", "90"]),
-        ({"kv_blocks": 10}, 200, None, ["prompt has 200 tokens", "160"]),
-        ({"kv_blocks": 10}, 100, 61, ["max_tokens is 61", "at most 60", "160"]),
+        ({"kv_blocks": 10}, 200, None, ["prompt of 200", "need 13 KV blocks", "the whole cache has 10"]),
+        ({"kv_blocks": 10}, 100, 62, ["max_tokens of 62", "need 11 KV blocks", "the whole cache has 10"]),
         ({"chunking": "none", "max_step_tokens": 256, "max_num_seqs": 4}, 250, 7, ["250", "7", "257", "256"]),
     ],
 )
@@ -160,7 +160,7 @@ def test_what_never_fits_is_refused_at_once_and_blocks_nobody(
 @pytest.mark.parametrize("settings", [{}, {"kv_blocks": 10}, {"max_model_len": 77}])
 def test_what_just_fits_is_served_to_its_last_token(settings: dict[str, Any]) -> None:
     with engine(**settings) as made:
-        context = made.sizing.context_tokens
+        context = made.sizing.longest
         for length in (1, context // 2, context - 1):
             output = answer(made, prompt(length), max_tokens=None)
             assert len(output.choices[0].token_ids) == context - length

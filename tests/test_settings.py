@@ -55,7 +55,7 @@ def test_a_time_may_have_a_fraction() -> None:
         ({"batching": "static"}, "batching is 'static'; it has to be continuous or static=SIZE"),
         ({"batching": "static=0"}, "batching is 'static=0'; it has to be continuous or static=SIZE"),
         ({"admission": "lifo"}, "admission is 'lifo'; it has to be fcfs, priority, shortest-prefill"),
-        ({"step_tokens": 100}, "step_tokens is 100; a step needs at least 320"),
+        ({"step_tokens": 100}, "a step of 100 tokens is too narrow; it needs at least 320"),
         ({"seats": 0}, "0 seats"),
         ({"priority_preempts": True, "admission": "fcfs"}, "priority_preempts needs an order by priority"),
     ],

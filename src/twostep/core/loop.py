@@ -73,8 +73,11 @@ class EngineLoop:
         return served
 
     def begin(self) -> bool:
-        """Hands the next step to the executor; False if there is none. While that computes, what came of the step before
-        is passed on and the next plan is made. A host that has more to do meanwhile calls `end` when it has done it."""
+        """Hands the next step to the executor; False if there is none.
+
+        While that computes, what came of the step before is passed on and the next plan is made. A host that has more
+        to do meanwhile calls `end` when it has done it.
+        """
         self._step = self._step or self._next_step()
         self._around.catch_up()
         if self._step is not None:

@@ -58,7 +58,7 @@ class SchedulerConfig:
             raise ValueError("priority_preempts needs an order by priority: under fcfs the preempted come back first")
         if self.step_tokens < self.seats + shares:
             needed = f"{self.seats + shares}: {self.seats} seats that decode, {shares} for prompts in mid-prefill"
-            raise ValueError(f"step_tokens is {self.step_tokens}; a step needs at least {needed}")
+            raise ValueError(f"a step of {self.step_tokens} tokens is too narrow; it needs at least {needed}")
 
 
 @dataclass(slots=True)

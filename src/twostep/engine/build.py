@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from twostep.core.request import blocks_for
+from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.core.scheduler import Scheduler
 from twostep.engine.config import EngineConfig
 from twostep.engine.host_memory import free_memory, plan_memory
@@ -27,6 +27,11 @@ class Sizing(NamedTuple):
     memory: MemoryPlan
     blocks: int
     context_tokens: int
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a sequence: the context, or what the whole cache holds and one that is never computed."""
+        return min(self.context_tokens, self.blocks * BLOCK_TOKENS + 1)
 
     def lines(self, config: EngineConfig) -> Iterator[str]:
         """The arithmetic, to print."""
@@ -52,9 +57,8 @@ def size(model: LoadedModel, config: EngineConfig) -> Sizing:
         kv_blocks=config.kv_blocks,
         least_tokens=config.max_model_len or 2,
     )
-    context = min(wanted, memory.kv_tokens)
-    useful = config.max_num_seqs * blocks_for(context)
-    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, context)
+    useful = config.max_num_seqs * blocks_for(wanted)
+    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted)
 
 
 def settings(config: EngineConfig, sizing: Sizing) -> Settings:

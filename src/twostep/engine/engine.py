@@ -1,6 +1,7 @@
 """The engine: a model, its memory, the scheduler and the loop, in the process of whoever calls it."""
 
 import secrets
+from array import array
 from collections.abc import Iterator, Sequence
 from platform import machine, python_version
 
@@ -20,9 +21,12 @@ from twostep.engine.params import SamplingParams
 from twostep.engine.surroundings import EngineSurroundings, Submission
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.native import NativeExecutor
+from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
 from twostep.recording.writer import RecordedSurroundings, Recorder
 
+MOST_URGENT = 2**31 - 1
+"""Priorities are from its negative to it, the least number being the most urgent."""
 KV_FORMAT = "f16 v1"
 """Names the layout of a KV block: equal hashes mean equal bytes."""
 
@@ -41,7 +45,7 @@ class Engine:
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary.rows)
-        self._root = root_hash(str(model.path), KV_FORMAT, key=secrets.token_bytes(16))
+        self._key = secrets.token_bytes(16)
         self.kernels = build.kernels(model, config, self.sizing.blocks)
         self._executor = KernelExecutor(
             self.kernels.executor,
@@ -85,23 +89,27 @@ class Engine:
         *,
         id: str | None = None,
         priority: int = 0,
+        cache_salt: str = "",
         stream: bool = False,
     ) -> str:
         """Takes on a request of these prompt tokens; returns its id.
 
-        With `stream` its text comes in `Delta`s as well. Raises `InvalidParameterError` for what cannot be served: a
-        prompt that is empty or not of this vocabulary, or with its answer longer than context or cache, an id in use.
+        Only requests of the same `cache_salt` find each other's KV. With `stream` the text comes in `Delta`s as well.
+        Raises `InvalidParameterError` for what cannot be served: a prompt that is empty or not of this vocabulary, or
+        with its answer longer than context or cache, an id in use.
         """
         self._check_prompt(prompt)
         self._check_params(params)
+        check_integer("priority", priority, -MOST_URGENT, MOST_URGENT)
         id_ = self._new_id() if id is None else id
         if id_ in self._open:
             raise InvalidParameterError(f"id is {id_!r}, which an unfinished request has", "id")
+        root = root_hash(str(self.model.path), KV_FORMAT, cache_salt, self._key)
         request = Request(
             id=id_,
             prompt_tokens=len(prompt),
-            max_tokens=params.answer_limit(len(prompt), self.sizing.context_tokens),
-            hashes=prompt_hashes(self._root, prompt) if self.config.enable_prefix_caching else (),
+            max_tokens=self._answer_limit(len(prompt), params),
+            hashes=prompt_hashes(root, prompt) if self.config.enable_prefix_caching else (),
             priority=priority,
             choices=params.n,
         )
@@ -110,7 +118,7 @@ class Engine:
         except NeverFitsError as error:
             raise ContextLengthError(str(error)) from None
         self._open.add(id_)
-        self._surroundings.submit(Submission(request, prompt, params.seeded(), stream))
+        self._surroundings.submit(Submission(request, prompt, params.seeded(), root, stream))
         return id_
 
     def abort(self, id: str) -> None:
@@ -168,10 +176,20 @@ class Engine:
         self._ids += 1
         return f"request-{self._ids}"
 
+    def _answer_limit(self, prompt_tokens: int, params: SamplingParams) -> int:
+        """Where no length is asked for, it is what context and cache leave; what is asked for has to fit."""
+        limit = params.answer_limit(prompt_tokens, self.sizing.context_tokens)
+        room = self.sizing.longest - prompt_tokens
+        return limit if params.max_tokens else max(1, params.min_tokens, min(limit, room))
+
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         tokens = self._vocabulary.tokens
         if len(prompt) == 0:
             raise InvalidParameterError("the prompt is empty; it needs at least one token", "prompt")
+        try:
+            array("i", prompt)
+        except (TypeError, OverflowError) as error:
+            raise InvalidParameterError(f"the prompt has something that is no token id: {error}", "prompt") from None
         for id_ in (min(prompt), max(prompt)):
             if not 0 <= id_ < tokens:
                 allowed = f"the vocabulary is 0 to {tokens - 1}"
@@ -193,5 +211,5 @@ class Engine:
         structured = params.structured
         constraint = self._grammars.constraint(structured) if self._grammars and structured else None
         return Answer(
-            submission.prompt, params, choice, request.max_tokens, self._vocabulary, hashes, self._root, constraint
+            submission.prompt, params, choice, request.max_tokens, self._vocabulary, hashes, submission.root, constraint
         )

@@ -19,8 +19,9 @@ class Submit:
     id: str
     prompt: Sequence[int]
     params: SamplingParams
-    priority: int
-    stream: bool
+    priority: int = 0
+    stream: bool = False
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

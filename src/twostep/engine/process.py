@@ -62,9 +62,9 @@ class EngineHost:
 
     def _heed(self, message: ToEngine) -> None:
         match message:
-            case Submit(id, prompt, params, priority, stream):
+            case Submit(id, prompt, params, priority, stream, salt):
                 try:
-                    self._engine.submit(prompt, params, id=id, priority=priority, stream=stream)
+                    self._engine.submit(prompt, params, id=id, priority=priority, stream=stream, cache_salt=salt)
                 except TwostepError as error:
                     self._refused.append(Refused(id, error))
             case Cancel(id):

@@ -22,6 +22,8 @@ class Submission:
     request: Request
     prompt: Sequence[int]
     params: SamplingParams
+    root: bytes
+    """Parent of the hash of its first block."""
     streams: bool
 
 
