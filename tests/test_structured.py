@@ -438,6 +438,11 @@ def test_calls_left_to_the_model_are_bound_only_after_their_tag(model: LoadedMod
         assert follows(model, grammars, text, **tools)
     for text in (bad, f"{good}\n{bad}", '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'):
         assert not follows(model, grammars, text, **tools)
+    assert follows(model, grammars, "```python\nx = {}\n```", **tools)
+    bare = good.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    for text in (bare, f"```json\n{bare}\n```"):
+        assert follows(model, grammars, text, **tools)
+        assert not follows(model, grammars, text.replace("1", "true"), **tools)
     assert follows(model, grammars, f"text {good}", **tools, parallel_tool_calls=False)
     assert not follows(model, grammars, good + good, **tools, parallel_tool_calls=False)
 

@@ -258,6 +258,11 @@ def test_a_template_with_tools_reads_arguments_as_objects(knowing: ChatTemplate)
     assert message["tool_calls"] == [{"type": "function", "function": function}]
 
 
+def many_words(name: str) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"word": {"enum": ["w" * 1000 + str(i) for i in range(40)]}}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 def past(call: Any) -> list[dict[str, Any]]:
     return [*HELLO, {"role": "assistant", "content": None, "tool_calls": call}]
 
@@ -288,6 +293,11 @@ def past(call: Any) -> list[dict[str, Any]]:
         ),
         ({"tools": [TIME], "parallel_tool_calls": 1}, "parallel_tool_calls is 1; it has", "parallel_tool_calls"),
         ({"tools": [TIME], "guided_regex": "a", "parallel_tool_calls": False}, "tools are offered and con", "tools"),
+        (
+            {"tools": [many_words("a"), many_words("b")], "tool_choice": "required"},
+            "tools, as a grammar: structured: text has ",
+            "tools",
+        ),
         ({"messages": past("x")}, "messages[1].tool_calls is 'x'; it has to be a list", "messages"),
         ({"messages": past([{}])}, "messages[1].tool_calls[0] is {}; it has to be an object", "messages"),
         (

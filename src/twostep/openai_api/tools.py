@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twostep.engine.structured import StructuredOutput, with_json_options
+from twostep.errors import InvalidParameterError
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.fields import Fields, shown
 from twostep.openai_api.tool_calls import CLOSE, OPEN
@@ -16,6 +17,8 @@ MAX_TOOLS = 128
 MAX_FORCED_CALLS = 16
 """Of one answer that has to call a tool and may call several: a small model might never stop."""
 
+_TEXT = r"TEXT: /(.|\n)*/ & ~/\s*(```(json)?\s*)?\{(.|\n)*/"
+"""Free text around calls that are bound. What begins like a call without tags has to be one."""
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 
@@ -51,9 +54,10 @@ class Tools:
             return _grammar(f"start: {self._calls} | content", [*self._call_rules(), *_content_rules(content)])
         if self.parallel and not any(function.strict for function in self.functions):
             return None
-        text = ["TEXT: /(.|\\n)*/", f'head[lazy]: TEXT "{OPEN}"', f'called: head "\\n" ({self._any}) "\\n{CLOSE}"']
-        start = "start: called* TEXT" if self.parallel else "start: TEXT | called"
-        return _grammar(start, [*text, *self._function_rules()])
+        called = f'called: head "\\n" ({self._any}) "\\n{CLOSE}"'
+        bare = f'bare: "```json\\n"? ({self._any}) "\\n```"?'
+        start = "start: called* TEXT | bare" if self.parallel else "start: TEXT | called | bare"
+        return _grammar(start, [_TEXT, f'head[lazy]: TEXT "{OPEN}"', called, bare, *self._function_rules()])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,7 +144,10 @@ def _function(tool: object, where: str) -> Function:
 
 
 def _grammar(start: str, rules: Sequence[str] | Iterator[str]) -> StructuredOutput:
-    return StructuredOutput("grammar", "\n".join(["%llguidance {}", start, *rules]))
+    try:
+        return StructuredOutput("grammar", "\n".join(["%llguidance {}", start, *rules]))
+    except InvalidParameterError as error:
+        raise ApiError(f"tools, as a grammar: {error}", param="tools") from None
 
 
 def _content_rules(content: StructuredOutput) -> Iterator[str]:
