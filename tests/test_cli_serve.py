@@ -14,6 +14,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from support.engines import STORIES
 
 COMMAND = Path(sys.executable).parent / "twostep"
 SMALL = ("smollm2-135m", "--port", "0", "--kv-memory", "64MiB", "--threads", "1")
@@ -128,6 +129,7 @@ def test_a_port_in_use() -> None:
         (["no/such.gguf"], "no/such.gguf: no such file"),
         (["smollm2-135n"], "unknown model 'smollm2-135n'; known: "),
         ([__file__], f"{__file__}: "),
+        ([str(STORIES)], f"{STORIES}: key 'tokenizer.ggml.model' is 'llama'; supported: 'gpt2' (byte-level BPE)"),
         ([*SMALL, "--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
         ([*SMALL, "--kv-memory", "1KiB"], "the KV cache does not hold "),
         (["--port", "x"], "--port is 'x'; it has to be an integer"),

@@ -102,9 +102,7 @@ class Choice:
         for setting in SETTINGS:
             if setting.field:
                 problem = re.sub(rf"\b{setting.field}\b", setting.name, problem)
-        problem = re.sub(r"\bstep_tokens\b", "max_num_batched_tokens", problem)
-        problem = re.sub(r"\bseats that\b", "sequences (max_num_seqs) that", problem)
-        named = [s for s in SETTINGS if s.name in self.given and re.search(rf"\b{s.name}\b", problem)]
+        named = [s for s in SETTINGS if s.name in self.given and re.search(rf"\b({_words(s.name)})\b", problem)]
         who = ", ".join(f"{setting.name} by {self.given[setting.name].by}" for setting in named)
         return InvalidParameterError(f"{problem} (set: {who})" if who else problem)
 
@@ -130,6 +128,11 @@ class Choice:
         if setting.secret:
             return f"{len(value)} given, not shown" if value else None
         return list(value) if isinstance(value, tuple) else value
+
+
+def _words(name: str) -> str:
+    """What a setting is called where something is wrong with it; the scheduler has words of its own."""
+    return {"max_num_batched_tokens": rf"{name}|step of \d+ tokens", "max_num_seqs": rf"{name}|seats"}.get(name, name)
 
 
 def _check_schedule(engine: EngineConfig) -> None:
