@@ -158,7 +158,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str, str | None]] = [
     (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo is true and logprobs given;", "echo"),
     (COMPLETIONS, {"suffix": "end"}, "suffix is 'end'; suffix is not supported here", "suffix"),
     (COMPLETIONS, {"best_of": 4}, "best_of is 4; best_of is not supported here", "best_of"),
-    (COMPLETIONS, {"cache_salt": "x"}, "cache_salt is 'x'; cache_salt is not supported here", "cache_salt"),
+    (COMPLETIONS, {"cache_salt": 3}, "cache_salt is 3; it has to be printable text", "cache_salt"),
 ]
 
 

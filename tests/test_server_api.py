@@ -215,7 +215,8 @@ BAD_SAMPLING = [
     ("min_tokens", -1), ("seed", "x"), ("seed", 2**70), ("stop", [""]), ("stop", 5), ("stop_token_ids", [10**9]),
     ("logit_bias", {"a": 1}), ("logit_bias", {"5": 1e9}), ("presence_penalty", 3), ("repetition_penalty", 0),
     ("stream", "yes"), ("ignore_eos", 1), ("priority", "first"), ("stream_options", {"include_usage": True}),
-    ("prompt_logprobs", 1), ("best_of", 3), ("cache_salt", "x"),
+    ("prompt_logprobs", 1), ("best_of", 3), ("cache_salt", 3), ("cache_salt", "\ud800"),
+    ("repetition_penalty", 5e-324),
 ]  # fmt: skip
 
 
@@ -308,6 +309,13 @@ def test_cached_tokens_are_always_told(http: httpx.Client) -> None:
     assert second["timings"]["cached_n"] == 96
     assert first["timings"]["ttft_ms"] >= first["timings"]["queue_ms"] >= 0
     assert first["timings"]["prefill_chunks"] == 2
+
+
+def test_only_those_with_the_same_salt_find_each_others_kv(http: httpx.Client) -> None:
+    asked = {"prompt": list(range(7000, 7100)), **GREEDY}
+    replies = [post(http, "/v1/completions", **asked, cache_salt=salt) for salt in ("mine", "yours", "mine")]
+    assert [reply["timings"]["cached_n"] for reply in replies] == [0, 0, 96]
+    assert len({reply["choices"][0]["text"] for reply in replies}) == 1
 
 
 def test_tokens_and_back(http: httpx.Client) -> None:

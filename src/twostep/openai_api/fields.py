@@ -10,7 +10,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
-    "cache_salt": (),
     "chat_template": (),
     "documents": ([],),
     "function_call": ("none", "auto"),

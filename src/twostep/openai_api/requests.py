@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from twostep.engine.params import SamplingParams
 from twostep.errors import TwostepError
-from twostep.kernels.sampling import MAX_LOGPROBS, check_integer
+from twostep.kernels.sampling import MAX_LOGPROBS, check_integer, check_real
 from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError, refusal
 from twostep.openai_api.fields import Fields, shown
@@ -19,6 +19,7 @@ from twostep.openai_api.tools import read_tools
 COMPLETION_MAX_TOKENS = 16
 """What `/v1/completions` gives if a body does not say, in OpenAI's API and in vLLM."""
 
+
 class StreamedUsage(Enum):
     """Which chunks of a stream count tokens."""
 
@@ -27,9 +28,12 @@ class StreamedUsage(Enum):
     EACH = "that, and so far in every one"
 
 
+REPETITION_PENALTIES = 0.01, 100.0
+"""The least and the most."""
+
 _AS_THEY_ARE = (
     "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "min_p", "min_tokens", "n", "presence_penalty",
-    "repetition_penalty", "seed", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
+    "seed", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
 )  # fmt: skip
 """Fields that mean what `SamplingParams` means by them, which checks them."""
 
@@ -51,6 +55,8 @@ class ApiRequest:
     unknown: tuple[str, ...]
     """Fields that were ignored since nobody knows them, for whoever keeps a log."""
     usage: StreamedUsage = StreamedUsage.NO
+    cache_salt: str = ""
+    """Requests find KV in the prefix cache only of those that had the same."""
     functions: tuple[str, ...] = ()
     """Names of those that answers may call: see `tool_calls.ToolStream`."""
 
@@ -114,16 +120,19 @@ def _request(
     """What both endpoints have in common."""
     bias = _logit_bias(fields.take("logit_bias", {}))
     top_k = _top_k(fields.take("top_k", 0))
+    repetition = _repetition_penalty(fields.take("repetition_penalty", 1.0))
+    sampling = {"logit_bias": bias, "top_k": top_k, "repetition_penalty": repetition}
     return ApiRequest(
         kind=kind,
         model=name,
         prompts=prompts,
-        params=SamplingParams(logit_bias=bias, top_k=top_k, **extent, **fields.take_all(_AS_THEY_ARE)),
+        params=SamplingParams(**sampling, **extent, **fields.take_all(_AS_THEY_ARE)),
         priority=_priority(fields.take("priority", 0)),
         stream=(stream := fields.flag("stream")),
         echo=echo,
         return_token_ids=fields.flag("return_token_ids"),
         usage=_streamed_usage(fields.take("stream_options"), stream),
+        cache_salt=_cache_salt(fields.take("cache_salt", "")),
         unknown=fields.rest(),
     )
 
@@ -172,6 +181,18 @@ def _streamed_usage(options: object, stream: bool) -> StreamedUsage:
         problem = "stream_options has continuous_usage_stats; that needs include_usage to be true"
         raise ApiError(problem, param="stream_options")
     return StreamedUsage.EACH if each else StreamedUsage.LAST if last else StreamedUsage.NO
+
+
+def _cache_salt(salt: object) -> str:
+    if not isinstance(salt, str) or not salt.isprintable():
+        raise ApiError(f"cache_salt is {shown(salt)}; it has to be printable text", param="cache_salt")
+    return salt
+
+
+def _repetition_penalty(penalty: object) -> Any:
+    """With what the kernels allow beyond it logits may leave the range of float32."""
+    check_real("repetition_penalty", penalty, *REPETITION_PENALTIES)
+    return penalty
 
 
 def _logit_bias(bias: object) -> dict[int, Any]:

@@ -24,7 +24,7 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
     """The application. `connections` counts those that are open, where they are limited."""
     routes = _routes(state)
     counting = Middleware(CountReplies, metrics=state.metrics, paths=[route.path for route in routes])
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[counting, *_middleware(state, connections)],
         exception_handlers={
@@ -33,6 +33,8 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
             Exception: on_defect,
         },
     )
+    app.state.model_folder = state.model.path.parent
+    return app
 
 
 def _routes(state: ServerState) -> list[Route]:

@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic_ns, time
+from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -87,18 +88,20 @@ class Exchange:
         return read_request(self._path, parse(body), self._state.model, self._state.names)
 
     def _submits(self, request: ApiRequest) -> list[Submit]:
-        several = len(request.prompts) > 1
         id_ = self._id(request)
+        several = len(request.prompts) > 1
+        alike = request.params, request.priority, request.stream, request.cache_salt
         return [
-            Submit(f"{id_}-{number}" if several else id_, prompt, request.params, request.priority, request.stream)
+            Submit(f"{id_}-{number}" if several else id_, prompt, *alike)
             for number, prompt in enumerate(request.prompts)
         ]
 
     def _sender(self, request: ApiRequest) -> Sender:
-        tokenizer, unique, created_s = self._state.model.tokenizer, self._unique, self._created_s
+        tokenizer = self._state.model.tokenizer
+        known: dict[str, Any] = {"unique": self._unique, "created_s": self._created_s, "received_ns": self._received_ns}
         if request.stream:
-            return EventStream(self._send, Chunks(request, tokenizer, unique=unique, created_s=created_s))
-        body = partial(response_body, request, tokenizer=tokenizer, unique=unique, created_s=created_s)
+            return EventStream(self._send, Chunks(request, tokenizer, **known))
+        body = partial(response_body, request, tokenizer=tokenizer, **known)
         return WholeReply(self._send, body)
 
     def _id(self, request: ApiRequest) -> str:

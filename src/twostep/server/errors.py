@@ -31,8 +31,11 @@ def error_response(error: ApiError) -> Response:
 
 
 async def on_twostep_error(request: Request, error: Exception) -> Response:
+    """Errors about the model's file name it; where it lies is not for clients."""
     assert isinstance(error, TwostepError)
-    return error_response(api_error(error))
+    told, folder = api_error(error), str(request.app.state.model_folder)
+    message = str(told).replace(f"{folder}/", "")
+    return error_response(ApiError(message, status=told.status, param=told.param, code=told.code))
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
 from twostep.kernels.sampling import MAX_LOGPROBS
 from twostep.openai_api.prompts import MAX_PROMPTS
+from twostep.openai_api.requests import REPETITION_PENALTIES
 
 Schema = dict[str, Any]
 
@@ -41,7 +42,7 @@ _SAMPLING: Schema = {
     "min_p": _number(0, 1, 0),
     "presence_penalty": _number(-2, 2, 0),
     "frequency_penalty": _number(-2, 2, 0),
-    "repetition_penalty": _nullable("number", exclusiveMinimum=0, default=1),
+    "repetition_penalty": _number(*REPETITION_PENALTIES, 1),
     "seed": _nullable("integer", description="absent: random"),
     "stop": {
         "anyOf": [
@@ -54,9 +55,17 @@ _SAMPLING: Schema = {
     "include_stop_str_in_output": _SWITCH,
     "skip_special_tokens": _nullable("boolean", default=True),
     "add_special_tokens": _nullable("boolean", description="a beginning of sequence before the prompt"),
-    "logit_bias": _nullable("object", additionalProperties=_number(-100, 100, 0), description="by token id"),
+    "logit_bias": _nullable(
+        "object",
+        propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
+        additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+        description="by token id",
+    ),
     "priority": _nullable("integer", default=0, description="a lower number is more urgent"),
+    "cache_salt": _nullable("string", description="only requests with the same find each other's KV"),
     "return_token_ids": _SWITCH,
+    "response_format": _nullable("object", description="of type json_object, or json_schema with one"),
+    "structured_outputs": _nullable("object", description="vLLM's: one of json, regex, choice, grammar, json_object"),
 }
 
 _CHAT: Schema = {
@@ -78,6 +87,9 @@ _CHAT: Schema = {
     "add_generation_prompt": _nullable("boolean", default=True),
     "continue_final_message": _nullable("boolean", description="the answer goes on from the last message"),
     "chat_template_kwargs": _nullable("object"),
+    "tools": _nullable("array", items={"type": "object"}, description="functions that the answer may call"),
+    "tool_choice": {"anyOf": [_nullable("string"), {"type": "object"}], "default": "auto"},
+    "parallel_tool_calls": _nullable("boolean", default=True),
 }
 
 _COMPLETION: Schema = {
@@ -124,6 +136,8 @@ _GETS = {
     "/v1/models": "What is served",
     "/v1/models/{name}": "One of these",
     "/v1/config": "Effective settings, who set them, and the arithmetic behind them",
+    "/v1/requests/{name}": "The itemised bill of a finished request, for a while after it ended",
+    "/metrics": "For Prometheus",
     "/health": "Is the engine getting on?",
     "/ready": "Are requests taken on?",
 }
@@ -158,9 +172,11 @@ def _get(path: str, about: str) -> Schema:
 
 
 def _responses(path: str) -> Schema:
-    answer: Schema = {"application/json": {"schema": {"type": "object"}}}
+    kind, shape = ("text/plain", _TEXT) if path == "/metrics" else ("application/json", {"type": "object"})
+    answer: Schema = {kind: {"schema": shape}}
     if "completions" in path:
-        answer["text/event-stream"] = {"schema": _TEXT}
+        event = {"type": "object", "required": ["data"], "properties": {"data": _TEXT}}
+        answer["text/event-stream"] = {"schema": event}
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "200": {"description": "the answer", "content": answer},
