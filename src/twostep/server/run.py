@@ -24,6 +24,9 @@ from twostep.server.state import ServerState
 CLOSE_S = 5
 """How long connections may take to close, once every request has had its reply."""
 
+KEEP_ALIVE_S = 75
+"""How long an idle connection is kept: longer than clients keep theirs, so that none is closed as they write to it."""
+
 Announce = Callable[[ServerConfig, Ready], None]
 """Called when requests are taken on, with the port and the name that are in use."""
 
@@ -78,9 +81,8 @@ async def _serve(state: ServerState, engine_config: EngineConfig, listener: sock
 
 async def _load(state: ServerState, engine_config: EngineConfig) -> Ready:
     """The engine's process, and beside it what the front needs of the model."""
-    front = asyncio.create_task(asyncio.to_thread(_prepare, state))
-    client, ready = await EngineClient.start(state.model.path, engine_config)
-    await front
+    starting = EngineClient.start(state.model.path, engine_config)
+    (client, ready), _ = await asyncio.gather(starting, asyncio.to_thread(_prepare, state))
     state.loaded(client, ready)
     return ready
 
@@ -115,6 +117,7 @@ class Front(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         super().__init__(config)
         self._state = state
