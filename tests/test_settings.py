@@ -13,7 +13,7 @@ from twostep.core.policies import (
     fcfs,
 )
 from twostep.perf.linear import LinearStepTime
-from twostep.settings import Settings
+from twostep.settings import GATHER_NS, Settings
 
 
 def test_the_defaults_cut_by_time_and_do_not_preempt_by_priority() -> None:
@@ -29,7 +29,7 @@ def test_the_defaults_cut_by_time_and_do_not_preempt_by_priority() -> None:
     [
         ({"chunking": "none"}, "chunking", Unchunked(1024)),
         ({"chunking": "tokens=512"}, "chunking", TokenBudget(512)),
-        ({"batching": "static=8"}, "batching", Static(8)),
+        ({"batching": "static=8"}, "batching", Static(8, GATHER_NS)),
         ({"admission": "fcfs"}, "order", fcfs),
         ({"admission": "shortest-prefill"}, "order", ShortestPrefill(8192)),
     ],

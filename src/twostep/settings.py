@@ -21,11 +21,13 @@ from twostep.core.scheduler import SchedulerConfig
 from twostep.perf.linear import LinearStepTime
 
 NS_PER_MS = 1_000_000
+GATHER_NS = 100 * NS_PER_MS
+"""How long a static batch waits to be full."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`batching`: continuous, static=SIZE. `chunking`: none, tokens=N (a step), time=MS (between tokens of those that
+    """`batching`: continuous, static=SIZE (waits 100 ms for a full batch). `chunking`: none, tokens=N (a step), time=MS (between tokens of those that
     decode). `admission`: fcfs, priority, shortest-prefill. The rest as in `SchedulerConfig`."""
 
     blocks: tuple[int, ...]
@@ -66,7 +68,7 @@ def _batching(text: str) -> Batching:
     if text == "continuous":
         return Continuous()
     if match := re.fullmatch(r"static=([1-9]\d*)", text):
-        return Static(int(match[1]))
+        return Static(int(match[1]), GATHER_NS)
     raise ValueError(f"batching is {text!r}; it has to be continuous or static=SIZE")
 
 
