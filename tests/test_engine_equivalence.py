@@ -210,7 +210,16 @@ def test_without_a_prefix_cache_nothing_is_found_and_the_count_is_there() -> Non
 def test_engines_do_not_find_each_others_blocks_by_hash() -> None:
     """Roots are keyed with a secret of the engine, so that nobody can construct a collision."""
     with engine() as one, engine() as other:
-        assert one._root != other._root
+        assert one._key != other._key
+
+
+def test_salts_keep_what_is_found_apart() -> None:
+    with engine() as made:
+        cached = []
+        for salt in ("a", "b", "a"):
+            made.submit(prompt_of(100), SamplingParams(max_tokens=1), id=f"{len(cached)}", cache_salt=salt)
+            cached.append(run(made)[f"{len(cached)}"].cached_tokens)
+        assert cached == [0, 0, 96]
 
 
 def test_a_short_cache_keeps_the_beginnings_of_what_came_last() -> None:

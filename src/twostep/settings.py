@@ -27,8 +27,9 @@ GATHER_NS = 100 * NS_PER_MS
 
 @dataclass(frozen=True)
 class Settings:
-    """`batching`: continuous, static=SIZE (waits 100 ms for a full batch). `chunking`: none, tokens=N (a step), time=MS (between tokens of those that
-    decode). `admission`: fcfs, priority, shortest-prefill. The rest as in `SchedulerConfig`."""
+    """`batching`: continuous, static=SIZE (which waits 100 ms for a full batch). `chunking`: none, tokens=N (a step),
+    time=MS (between tokens of those that decode). `admission`: fcfs, priority, shortest-prefill. The rest as in
+    `SchedulerConfig`."""
 
     blocks: tuple[int, ...]
     windows: tuple[int | None, ...] = (None,)
