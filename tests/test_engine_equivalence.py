@@ -23,6 +23,7 @@ from support.engines import prompt as prompt_of
 
 from twostep.core.scheduler import Counters
 from twostep.engine.outputs import RequestOutput
+from twostep.engine.params import SamplingParams
 
 CROWD = mixed_requests(200, seed=3)
 TINY_CACHE = 48
