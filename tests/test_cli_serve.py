@@ -1,6 +1,7 @@
 """`twostep serve` as a user meets it: a process that starts, says what it does, answers, and ends in order."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -22,10 +23,26 @@ SMALL = ("smollm2-135m", "--port", "0", "--kv-memory", "64MiB", "--threads", "1"
 pytestmark = pytest.mark.usefixtures("default_model_path")
 
 
+NO_NETWORK = """
+import os, pathlib, sys
+(pathlib.Path(__file__).parent / f"watched-{os.getpid()}").touch()
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.bind", "socket.getaddrinfo"):
+        address = arguments[0] if event == "socket.getaddrinfo" else arguments[1]
+        host = address[0] if isinstance(address, tuple) else address
+        if host != "127.0.0.1":
+            print(event, host, file=sys.stderr, flush=True)
+            os._exit(97)
+sys.addaudithook(watch)
+"""
+"""A `sitecustomize` that ends every Python process that would talk with another machine."""
+
+
 @contextmanager
-def serving(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
+def serving(*arguments: str, **environment: str) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
     """The process, and the lines that it has printed once it is ready."""
-    with subprocess.Popen([COMMAND, "serve", *arguments], stdout=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, **environment}
+    with subprocess.Popen([COMMAND, "serve", *arguments], stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout
         lines = []
         for line in process.stdout:
@@ -114,6 +131,15 @@ def test_an_open_door_is_mentioned() -> None:
     with serving(*SMALL, "--host", "0.0.0.0") as (_, lines):
         assert "note: whoever reaches 0.0.0.0 may use it: no --api-key is set" in lines
         assert address_of(lines).startswith("http://127.0.0.1:")
+
+
+def test_it_needs_no_network_and_listens_on_this_machine_alone(tmp_path: Path) -> None:
+    """CASES 41, with a model that is here."""
+    (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    with serving(*SMALL, PYTHONPATH=path) as (_, lines):
+        assert ask(f"{address_of(lines)}/v1/completions", {"prompt": "One", "max_tokens": 1})["choices"]
+        assert len(list(tmp_path.glob("watched-*"))) >= 2, "front and engine"
 
 
 def test_a_port_in_use() -> None:
