@@ -380,6 +380,18 @@ def test_the_bill_of_a_reply_over_http(server: Served, body: dict[str, Any]) -> 
     assert_exact(server.state.ledger.get(answer["id"]))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_timings_in_the_reply_are_those_of_the_bill(server: Served, stream: bool) -> None:
+    """TTFT counts from the request's arrival at the server, wherever it is told."""
+    body = {"model": NAME, "prompt": "Once", "max_tokens": 4, "stream": stream}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    last = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: ")) if stream else answer.json()
+    [choice] = httpx.get(f"{server.url}/v1/requests/{last['id']}").json()["choices"]
+    assert last["timings"]["ttft_ms"] == pytest.approx(choice["ttft"]["ns"] / 1e6)
+    parts = choice["ttft"]["parts_ns"]
+    assert last["timings"]["queue_ms"] == pytest.approx((parts["front"] + parts["queue"]) / 1e6)
+
+
 def starts(lines: list[dict[str, Any]]) -> list[int]:
     """Each where the one before ended."""
     found, at = [], 0

@@ -6,7 +6,6 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic_ns, time
-from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -97,11 +96,19 @@ class Exchange:
         ]
 
     def _sender(self, request: ApiRequest) -> Sender:
-        tokenizer = self._state.model.tokenizer
-        known: dict[str, Any] = {"unique": self._unique, "created_s": self._created_s, "received_ns": self._received_ns}
+        tokenizer, unique = self._state.model.tokenizer, self._unique
+        created_s, received_ns = self._created_s, self._received_ns
         if request.stream:
-            return EventStream(self._send, Chunks(request, tokenizer, **known))
-        body = partial(response_body, request, tokenizer=tokenizer, **known)
+            chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
+            return EventStream(self._send, chunks)
+        body = partial(
+            response_body,
+            request,
+            tokenizer=tokenizer,
+            unique=unique,
+            created_s=created_s,
+            received_ns=received_ns,
+        )
         return WholeReply(self._send, body)
 
     def _id(self, request: ApiRequest) -> str:

@@ -55,6 +55,7 @@ class ServerState:
         """Requests can be taken on from now."""
         self.client, self.ready = client, ready
         client.unawaited = self.ledger.late
+        client.ping()  # so that there are metrics before the first request
         self.places = Places(ready.settings.seats + self.config.max_queue)
 
     def engine(self) -> tuple[EngineClient, Ready]:
