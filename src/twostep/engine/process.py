@@ -6,6 +6,7 @@ It hears between steps, never waits while there is work, and ends when its owner
 import pickle
 import signal
 import sys
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -25,17 +26,14 @@ class EngineHost:
         self._asked = False
 
     def run(self) -> None:
-        """Until the owner closes its end."""
-        try:
-            while True:
-                self._listen()
-                events = (*self._refused, *self._engine.turn())
-                if events or self._asked:
-                    self._connection.send(Turned(events, self.snapshot()))
-                self._refused.clear()
-                self._asked = False
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return
+        """Until the owner closes its end: then sending or receiving raises."""
+        while True:
+            self._listen()
+            events = (*self._refused, *self._engine.turn())
+            if events or self._asked:
+                self._connection.send(Turned(events, self.snapshot()))
+            self._refused.clear()
+            self._asked = False
 
     def snapshot(self) -> Snapshot:
         """How things stand between two steps."""
@@ -80,17 +78,18 @@ def serve(connection: "Connection[FromEngine, ToEngine]", path: Path, config: En
         kernels = engine.kernels
         connection.send(Ready(engine.settings, tuple(engine.describe()), kernels.isa, kernels.threads))
         EngineHost(engine, connection).run()
-        engine.close()
     except TwostepError as error:
         connection.send(Failed(error))
 
 
 def main() -> None:
     """The first message says what to load."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the owner decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the owner decides when to end
+        signal.signal(number, signal.SIG_IGN)
     connection: Connection[FromEngine, ToEngine] = Connection(int(sys.argv[1]))
-    path, config = pickle.loads(connection.recv_bytes())
-    serve(connection, path, config)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the owner is gone, perhaps while we load
+        path, config = pickle.loads(connection.recv_bytes())
+        serve(connection, path, config)
 
 
 if __name__ == "__main__":
