@@ -18,7 +18,10 @@ import httpx
 import pytest
 from support.http_server import NAME, Host, Served, host
 
+from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Snapshot
+from twostep.server.config import ServerConfig
+from twostep.server.run import AddressError, serve
 
 LONG: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 4000, "ignore_eos": True}
 
@@ -103,6 +106,23 @@ def test_fifty_clients_killed_at_random_moments_leave_nothing(server: Served, se
     server_host.run(crowd())
     assert_all_is_given_back(server, server_host)
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "pending": 0}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+def test_clients_can_go_in_the_midst_of_a_body(
+    server: Served, server_host: Host, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def begin_and_go() -> None:
+        address = urlsplit(server.url)
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
+        while not server.state.places.taken:
+            await asyncio.sleep(0.01)
+        writer.transport.abort()
+
+    server_host.run(begin_and_go())
+    assert_all_is_given_back(server, server_host)
+    assert caplog.records == []
 
 
 def test_a_request_out_of_time_is_told(server_host: Host) -> None:
@@ -247,6 +267,13 @@ def test_a_signal_while_the_model_is_loaded(default_model_path: Path) -> None:
         assert served.stderr is not None
         assert served.stderr.read() == ""
     assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
+
+
+def test_an_address_in_use_is_named(default_model_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = ServerConfig(port=taken.getsockname()[1])
+        with pytest.raises(AddressError, match=f"port {config.port}: Address already in use"):
+            serve(config, EngineConfig(), default_model_path, lambda config, ready: None)
 
 
 def can_connect(port: int) -> bool:

@@ -10,7 +10,8 @@ from starlette.routing import Route
 
 from twostep.errors import TwostepError
 from twostep.server.completions import Completions
-from twostep.server.errors import on_defect, on_http_exception, on_twostep_error
+from twostep.server.errors import on_client_gone, on_defect, on_http_exception, on_twostep_error
+from twostep.server.flights import ClientGoneError
 from twostep.server.health import Health
 from twostep.server.limits import Gate
 from twostep.server.models import Models
@@ -29,6 +30,7 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
         middleware=[counting, *_middleware(state, connections)],
         exception_handlers={
             TwostepError: on_twostep_error,
+            ClientGoneError: on_client_gone,
             HTTPException: on_http_exception,
             Exception: on_defect,
         },

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from twostep.errors import EngineDiedError, TwostepError
 from twostep.openai_api.errors import ApiError, refusal
+from twostep.server.ledger import LEFT
 
 RETRY_AFTER_S = 1
 """What clients are told to wait for who are sent away for now: places come free whenever somebody's answer ends."""
@@ -46,6 +47,11 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     response = error_response(ApiError(problem, status=error.status_code))
     response.headers.update(error.headers or {})
     return response
+
+
+async def on_client_gone(request: Request, error: Exception) -> Response:
+    """Nobody reads it."""
+    return Response(status_code=LEFT)
 
 
 async def on_defect(request: Request, error: Exception) -> Response:
