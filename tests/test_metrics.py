@@ -351,6 +351,14 @@ def test_refusals_are_rejected_not_failed(server_host: Host) -> None:
     assert sum(told("request_success_total", finished_reason=r) for r in ("stop", "length", "abort", "error")) == 0
 
 
+def test_a_defect_is_counted_as_500(server_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server_host.front(log="off") as front:
+        with monkeypatch.context() as patch:
+            patch.setattr(front.state.ledger, "get", lambda id_: 1 / 0)
+            assert httpx.get(f"{front.url}/v1/requests/any").status_code == 500
+        assert metrics_of(front)("http_requests_total", path="other", status="500") == 1
+
+
 def test_a_client_that_left_is_counted_and_billed(server_host: Host, capfd: pytest.CaptureFixture[str]) -> None:
     with server_host.front(log="json") as front:
         body = {"model": NAME, "prompt": "Once", "max_tokens": 2000, "stream": True, "ignore_eos": True}

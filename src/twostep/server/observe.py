@@ -52,10 +52,18 @@ class CountReplies:
             await self._app(scope, receive, send)
             return
         path = scope["path"] if scope["path"] in self._paths else OTHER
+        begun = False
 
         async def counted(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 self._metrics.answered(path, message["status"])
             await send(message)
 
-        await self._app(scope, receive, counted)
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            if not begun:  # starlette answers with status 500, outside of all middleware
+                self._metrics.answered(path, 500)
+            raise
