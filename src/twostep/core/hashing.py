@@ -16,7 +16,7 @@ HASH_BYTES = 16
 
 def root_hash(model: str, kv_format: str, salt: str = "", key: bytes = b"") -> bytes:
     """The parent of first blocks. `key` has at most 64 bytes; workers that exchange KV share it."""
-    text = "\0".join((model, kv_format, salt)).encode()
+    text = "\0".join((model, kv_format, salt)).encode(errors="surrogatepass")
     return blake2b(text, digest_size=HASH_BYTES, key=key, person=b"twostep kv root").digest()
 
 

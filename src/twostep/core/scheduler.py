@@ -184,8 +184,10 @@ class Scheduler:
         self.batch_left = plan.open - len(plan.admissions)
         out_of_blocks = any(preemption.reason.why is Why.OUT_OF_BLOCKS for preemption in plan.preemptions)
         self._pressure = min(MOST_PRESSURE, self._pressure + out_of_blocks)
-        for preemption in plan.preemptions:
-            self._preempt(self.live[preemption.number], preemption)
+        for number, lost, _ in plan.preemptions:
+            self._preempt(self.live[number])
+            self.counters.preemptions += 1
+            self.counters.preempted_tokens += lost
         for admission in plan.admissions:
             self.cache.adopt(self.live[admission.number], admission.cached, admission.start)
         granted = [*self._extend_standing(), *self._admit(plan)]
@@ -200,11 +202,9 @@ class Scheduler:
         self._under_way = plan
         return Step(plan, left, joined, tuple(granted), copied)
 
-    def _preempt(self, seq: Sequence, preemption: Preemption) -> None:
+    def _preempt(self, seq: Sequence) -> None:
         self._give_up_seat(seq)
         seq.computed = seq.arrived = seq.drafts = 0
-        self.counters.preemptions += 1
-        self.counters.preempted_tokens += preemption.lost
         self.waiting.put(seq)
 
     def _extend_standing(self) -> Iterator[Granted]:
@@ -347,7 +347,7 @@ class Scheduler:
         for seq in dict.fromkeys((*self.standing.members, *self.pending.values(), *chunked)):
             unsampled = seq.stage is Stage.STANDING
             preempted.append(Preemption(seq.number, self.computed(seq), Reason(Why.STEP_FAILED)))
-            self._preempt(seq, preempted[-1])
+            self._preempt(seq)
             seq.known -= unsampled
         self.changes += 1
         return Resolved(finished, tuple(preempted))

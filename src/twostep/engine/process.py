@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from traceback import print_exc
 
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
@@ -65,6 +66,9 @@ class EngineHost:
                     self._engine.submit(prompt, params, id=id, priority=priority, stream=stream, cache_salt=salt)
                 except TwostepError as error:
                     self._refused.append(Refused(id, error))
+                except Exception as error:  # a fault of ours costs one request, not all
+                    print_exc()
+                    self._refused.append(Refused(id, TwostepError(f"the engine cannot take this request: {error!r}")))
             case Cancel(id):
                 self._engine.abort(id)
             case Ping():
