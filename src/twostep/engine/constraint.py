@@ -135,7 +135,7 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError:
-        problem = "structured output needs the package llguidance; install it with: pip install 'twostep[structured]'"
+        problem = "structured output needs the package llguidance; install it with: pip install llguidance"
         raise InvalidParameterError(problem, "structured") from None
     return llguidance
 
