@@ -159,9 +159,9 @@ def test_all_that_is_free_may_be_taken_and_no_byte_more() -> None:
         ),
         (
             100 * MIB,
-            {"kv_bytes": 8191},
+            {"kv_bytes": 1024},
             1,
-            "does not hold even one block: 0 B stated = 0 blocks; needed: 1 x",
+            "does not hold even one block: 1.0 KiB stated = 0 blocks; needed: 1 x",
         ),
         (100 * MIB, {"kv_blocks": 0}, 1, "does not hold even one block: 0 B stated = 0 blocks"),
         (100 * MIB, {"kv_blocks": -3}, 1, "does not hold even one block: -24.0 KiB stated"),

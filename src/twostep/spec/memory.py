@@ -93,6 +93,8 @@ class MemoryPlan:
     free_bytes: int
     share: float | None
     blocks: int
+    stated_bytes: int | None = None
+    """The size of the KV cache as it was stated, which `blocks` need not fill; `None` where it was not."""
 
     @property
     def weights_bytes(self) -> int:
@@ -154,11 +156,14 @@ class MemoryPlan:
             content = f"one sequence of {least_tokens} tokens" if least > 1 else "even one block"
             return f"the KV cache does not hold {content}: {holds}; needed: {needed}"
         if self.demand.fixed_bytes + self.kv_bytes > self.free_bytes:
-            return f"the KV cache does not fit: {size_text(self.kv_bytes)} stated, {self._room(1)}"
+            return f"the KV cache does not fit: {self._stated()}, {self._room(1)}"
         return None
 
     def _origin(self) -> str:
-        return f"{size_text(self.kv_bytes)} stated" if self.share is None else self._room(self.share)
+        return self._stated() if self.share is None else self._room(self.share)
+
+    def _stated(self) -> str:
+        return f"{size_text(self.kv_bytes if self.stated_bytes is None else self.stated_bytes)} stated"
 
     def _room(self, share: float) -> str:
         room = _room(self.demand, self.free_bytes, share)
@@ -181,7 +186,7 @@ def plan_share(demand: MemoryDemand, free_bytes: int, share: float) -> MemoryPla
 
 def plan_stated(demand: MemoryDemand, free_bytes: int, kv_bytes: int) -> MemoryPlan:
     """As many blocks as a KV cache of `kv_bytes` holds, whether they fit or not: `MemoryPlan.fault` tells."""
-    return MemoryPlan(demand, free_bytes, None, kv_bytes // demand.kv_bytes_per_block)
+    return MemoryPlan(demand, free_bytes, None, kv_bytes // demand.kv_bytes_per_block, kv_bytes)
 
 
 def _room(demand: MemoryDemand, free_bytes: int, share: float) -> int:
