@@ -131,7 +131,7 @@ class TestGenerate:
             (["--temperature", "-1"], "temperature is -1.0; it has to be a number from 0"),
             (["--top-p", "1.5"], "top_p is 1.5; it has to be a number from 0 to 1"),
             (["--min-p", "-0.1"], "min_p is -0.1; it has to be a number from 0 to 1"),
-            (["--top-k", "-1"], "top_k is -1; it has to be an integer from 0"),
+            (["--top-k", "-2"], "top_k is -2; it has to be an integer from -1"),
             (["--repetition-penalty", "0"], "repetition_penalty is 0.0; it has to be a number above 0"),
             (["--raw", "--system", "x"], "--system needs the chat template"),
             (["--executor", "reference", "--threads", "1"], "--threads is for the native executor"),

@@ -139,3 +139,12 @@ def test_the_sampler_heeds_the_mask() -> None:
     [sampled] = Sampler(40).sample(logits, [row])
     assert not isinstance(sampled, Exception)
     assert sampled.token == 37
+
+
+def test_an_unknown_parameter_gets_a_hint() -> None:
+    with pytest.raises(InvalidParameterError, match=r"^'max_tokns' is no parameter; there are .*; did you mean max_tok"):
+        SamplingParams(max_tokns=5)  # type: ignore[call-arg]
+
+
+def test_a_top_k_of_minus_one_is_off() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams()

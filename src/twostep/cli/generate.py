@@ -39,7 +39,7 @@ def add_to(commands: Subcommands) -> None:
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     """Names as in `SamplingParams`."""
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0: off)")
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0 or -1: off)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only tokens that reach P together")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="only P times as likely as the likeliest")
     group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1 repeats less")

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from twostep.engine.names import check_names
 from twostep.errors import InvalidParameterError
 from twostep.kernels.sampling import check_integer, check_real
 
@@ -82,10 +82,5 @@ class EngineConfig:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Self:
         """Settings by name. Raises `InvalidParameterError` for a name that is none, with those that are."""
-        known = [field.name for field in fields(cls)]
-        for name in settings:
-            if name not in known:
-                near = get_close_matches(name, known, n=2)
-                hint = f"; did you mean {' or '.join(near)}?" if near else ""
-                raise InvalidParameterError(f"{name!r} is no setting; there are {', '.join(known)}{hint}", name)
+        check_names(settings, [field.name for field in fields(cls)], "setting")
         return cls(**settings)

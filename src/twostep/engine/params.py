@@ -1,12 +1,13 @@
 """What one request asks for: how its tokens are chosen, and where its answers end."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twostep.engine.names import check_names
 from twostep.engine.structured import StructuredOutput
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.sampling import MAX_TOKEN, TokenSampling, check_integer
@@ -45,6 +46,11 @@ class SamplingParams(TokenSampling):
     structured: StructuredOutput | None = None
     """The form that the whole text has to have. The answer ends when it can only end, even before `min_tokens`; cut by
     `max_tokens` or a stop string it may be a beginning only. Not together with `ignore_eos`."""
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Looks at names before the constructor's own complaint, which hints at nothing."""
+        check_names(named, [field.name for field in fields(cls)], "parameter")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ class TokenSampling:
     temperature: float = 1.0
     """Logits are divided by it; 0 always takes the most likely token. Any finite value from 0."""
     top_k: int = 0
-    """Only the k most likely tokens; 0 is off."""
+    """Only the k most likely tokens; 0 is off, and so is -1, which becomes 0."""
     top_p: float = 1.0
     """Only the most likely tokens that together reach this probability, at least one; 0 to 1, 1 is off."""
     min_p: float = 0.0
@@ -51,7 +51,8 @@ class TokenSampling:
 
     def __post_init__(self) -> None:
         check_real("temperature", self.temperature, 0, math.inf)
-        check_integer("top_k", self.top_k, 0, None)
+        check_integer("top_k", self.top_k, -1, None)
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
         check_real("top_p", self.top_p, 0, 1)
         check_real("min_p", self.min_p, 0, 1)
         check_real("repetition_penalty", self.repetition_penalty, 0, math.inf, open_below=True)

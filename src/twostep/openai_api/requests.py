@@ -33,7 +33,7 @@ REPETITION_PENALTIES = 0.01, 100.0
 
 _AS_THEY_ARE = (
     "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "min_p", "min_tokens", "n", "presence_penalty",
-    "seed", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_p",
+    "seed", "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_k", "top_p",
 )  # fmt: skip
 """Fields that mean what `SamplingParams` means by them, which checks them."""
 
@@ -119,9 +119,8 @@ def _request(
 ) -> ApiRequest:
     """What both endpoints have in common."""
     bias = _logit_bias(fields.take("logit_bias", {}))
-    top_k = _top_k(fields.take("top_k", 0))
     repetition = _repetition_penalty(fields.take("repetition_penalty", 1.0))
-    sampling = {"logit_bias": bias, "top_k": top_k, "repetition_penalty": repetition}
+    sampling = {"logit_bias": bias, "repetition_penalty": repetition}
     return ApiRequest(
         kind=kind,
         model=name,
@@ -204,11 +203,6 @@ def _logit_bias(bias: object) -> dict[int, Any]:
         if not re.fullmatch("0|[1-9][0-9]{0,9}", key):
             raise ApiError(f"logit_bias has {shown(key)}; keys have to be token ids", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
-
-
-def _top_k(top_k: object) -> Any:
-    """vLLM's clients say -1 for off."""
-    return 0 if top_k == -1 else top_k
 
 
 def _priority(priority: object) -> int:
