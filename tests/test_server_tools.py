@@ -76,6 +76,26 @@ def test_a_schema_that_cannot_be_kept_to_is_a_bad_request(client: openai.OpenAI,
         client.chat.completions.create(messages=QUESTION, response_format=form, stream=stream, **ASKED)
 
 
+def chained(length: int) -> dict[str, Any]:
+    rules = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": {**rules, f"d{length}": {"type": "null"}}}
+
+
+DOUBLED = "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(1500)) + '\nT1500: "a"'
+
+
+@pytest.mark.parametrize(
+    ("field", "form", "message"),
+    [("guided_json", chained(1300), "too deep"), ("guided_grammar", DOUBLED, "takes more than 1 s")],
+)
+def test_what_would_break_the_engine_is_a_bad_request(
+    client: openai.OpenAI, field: str, form: Any, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message):
+        client.chat.completions.create(messages=QUESTION, extra_body={field: form}, **ASKED)
+    assert client.chat.completions.create(messages=QUESTION, **{**ASKED, "max_tokens": 2}).choices
+
+
 def test_json_mode_gives_an_object_or_the_beginning_of_one(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(messages=QUESTION, response_format={"type": "json_object"}, **ASKED)
     text = reply.choices[0].message.content or ""

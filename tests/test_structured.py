@@ -4,6 +4,8 @@ import json
 import pickle
 import sys
 from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +309,13 @@ def test_without_the_package_the_refusal_says_what_to_install(model: LoadedModel
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidParameterError, match="pip install llguidance$"):
         Grammars(model.tokenizer, model.tokenizer.vocab_size).check(ANY_OBJECT)
+
+
+def test_without_a_token_that_ends_an_answer_it_is_refused(model: LoadedModel) -> None:
+    endless = copy(model.tokenizer)
+    endless.vocabulary = replace(endless.vocabulary, eos_ids=frozenset())
+    with pytest.raises(InvalidParameterError, match="the model has no token that ends an answer"):
+        Grammars(endless, endless.vocab_size).check(ANY_OBJECT)
 
 
 def test_without_a_tokenizer_it_is_refused() -> None:

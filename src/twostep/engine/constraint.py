@@ -84,23 +84,28 @@ class Grammars:
         return Constraint(matcher, self._rows, self._tokenizer.vocab_size)
 
     def _compile(self, structured: StructuredOutput) -> "LLMatcher":
+        if not self._tokenizer.eos_ids:
+            raise refused(structured, "the model has no token that ends an answer")
+        return self._checked(structured)
+
+    def _checked(self, structured: StructuredOutput) -> "LLMatcher":
         """Its first steps are part of the check: some grammars show only there that they are too large, or empty."""
-        library, tokens = _library(), self._tokens
+        guidance, tokens = library(), self._tokens
         try:
-            grammar = library.grammar_from(structured.kind, _with_options(structured))
+            grammar = guidance.grammar_from(structured.kind, grammar_text(structured))
         except ValueError as error:
-            raise _refused(structured, str(error)) from None
-        limits = library.LLParserLimits(**LIMITS, verbose_errors=False)
-        matcher: LLMatcher = library.LLMatcher(tokens, grammar, limits=limits, log_level=0)
+            raise refused(structured, str(error)) from None
+        limits = guidance.LLParserLimits(**LIMITS, verbose_errors=False)
+        matcher: LLMatcher = guidance.LLMatcher(tokens, grammar, limits=limits, log_level=0)
         if problem := matcher.get_error() or _problem_ahead(matcher):
-            raise _refused(structured, "no text satisfies it" if problem.startswith("NoExtension") else problem)
+            raise refused(structured, "no text satisfies it" if problem.startswith("NoExtension") else problem)
         return matcher
 
     @cached_property
     def _tokens(self) -> "LLTokenizer":
         """The vocabulary as llguidance wants it; made once, in some tenths of a second."""
         vocabulary = _TokenBytes(self._tokenizer)
-        tokens: LLTokenizer = _library().LLTokenizer(vocabulary, eos_token=sorted(self._tokenizer.eos_ids))
+        tokens: LLTokenizer = library().LLTokenizer(vocabulary, eos_token=sorted(self._tokenizer.eos_ids))
         return tokens
 
 
@@ -131,7 +136,8 @@ def _problem_ahead(matcher: "LLMatcher") -> str:
     return probe.get_error()
 
 
-def _library() -> Any:
+def library() -> Any:
+    """llguidance. Raises `InvalidParameterError` where it is missing."""
     try:
         import llguidance
     except ImportError:
@@ -140,15 +146,16 @@ def _library() -> Any:
     return llguidance
 
 
-def _with_options(structured: StructuredOutput) -> str:
-    """The text, a schema with our defaults for what the schema itself does not say."""
+def grammar_text(structured: StructuredOutput) -> str:
+    """What llguidance is given: the text, a schema with our options for what the schema itself does not say."""
     if structured.kind != "json_schema":
         return structured.text
     schema = json.loads(structured.text)
     return with_json_options(schema) if isinstance(schema, dict) else structured.text
 
 
-def _refused(structured: StructuredOutput, problem: str) -> InvalidParameterError:
+def refused(structured: StructuredOutput, problem: str) -> InvalidParameterError:
+    """The error for a form that cannot be used; of the problem its first line."""
     what = structured.kind.replace("json_schema", "JSON schema")
     return InvalidParameterError(f"structured: the {what} cannot be used: {_first_line(problem)}", "structured")
 

@@ -27,11 +27,12 @@ def called_messages(messages: Sequence[Mapping[str, Any]], template: ChatTemplat
 
 
 def _called_message(message: Mapping[str, Any], where: str, known: bool) -> dict[str, Any]:
+    if message["role"] in ("assistant", "tool") and message["content"] is None:
+        message = {**message, "content": ""}
     if message["role"] == "tool" and not known:
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     if not message.get("tool_calls"):
-        unsaid = message["role"] == "assistant" and message["content"] is None
-        return {**message, "content": ""} if unsaid else dict(message)
+        return dict(message)
     calls = _past_calls(message["tool_calls"], f"{where}.tool_calls")
     if known:
         return {**message, "tool_calls": [{"type": "function", "function": call} for call in calls]}
@@ -68,7 +69,7 @@ def with_tools_said(messages: Sequence[dict[str, Any]], tools: Tools) -> list[di
     said = _said(tools)
     first = messages[0]
     if first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{said}"}, *messages[1:]]
+        return [{**first, "content": "\n\n".join(filter(None, [first["content"], said]))}, *messages[1:]]
     return [{"role": "system", "content": said}, *messages]
 
 

@@ -19,6 +19,8 @@ MAX_FORCED_CALLS = 16
 
 _TEXT = r"TEXT: /(.|\n)*/ & ~/\s*(```(json)?\s*)?\{(.|\n)*/"
 """Free text around calls that are bound. What begins like a call without tags has to be one."""
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Of a function that says nothing of them, as in OpenAI's API."""
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 
@@ -137,7 +139,7 @@ def _function(tool: object, where: str) -> Function:
         raise _refused(f"{where}.function.name", name, "1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
     if not isinstance(strict, bool):
         raise _refused(f"{where}.function.strict", strict, "true or false")
-    parameters = function.get("parameters") or {"properties": {}}
+    parameters = NO_PARAMETERS if function.get("parameters") is None else function["parameters"]
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise _refused(f"{where}.function.parameters", parameters, "a JSON schema of type 'object'")
     return Function(name, parameters, strict)

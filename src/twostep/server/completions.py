@@ -57,6 +57,7 @@ class Exchange:
     async def run(self, body: bytes, place: Place) -> None:
         """Understands the body, has it answered and sends the reply."""
         request = await asyncio.to_thread(self._understand, body)
+        await self._state.forms.check(request.params.structured)
         place.widen(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)

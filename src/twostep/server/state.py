@@ -12,6 +12,7 @@ from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError
 from twostep.server.config import ServerConfig
 from twostep.server.flights import Flights
+from twostep.server.forms import FormCheck
 from twostep.server.ledger import Ledger
 from twostep.server.metrics import Metrics
 from twostep.server.places import Places
@@ -42,6 +43,7 @@ class ServerState:
     places: Places = field(default_factory=lambda: Places(0))
     flights: Flights = field(default_factory=Flights)
     pulse: Pulse = field(default_factory=Pulse)
+    forms: FormCheck = field(default_factory=FormCheck)
     started_s: int = field(default_factory=lambda: int(time()))
     """Wall clock."""
     _unknown: set[str] = field(default_factory=set)
