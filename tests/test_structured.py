@@ -305,9 +305,11 @@ def test_parameters_check_the_form_and_travel() -> None:
         SamplingParams(structured=ANY_OBJECT, ignore_eos=True)
 
 
-def test_without_the_package_the_refusal_says_what_to_install(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_refusal_says_what_to_install(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InvalidParameterError, match="pip install llguidance$"):
+    with pytest.raises(InvalidParameterError, match=r"pip install llguidance$"):
         Grammars(model.tokenizer, model.tokenizer.vocab_size).check(ANY_OBJECT)
 
 
