@@ -1,0 +1,93 @@
+"""What the documents say: links lead somewhere, and the server's page names what there is and nothing else."""
+
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from scripts.settings_page import PAGE, filled
+from twostep.openai_api.fields import UNSUPPORTED, WITHOUT_EFFECT
+from twostep.server.choice import choose
+from twostep.server.openapi import document
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+
+
+def anchors(document: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = HEADING.findall(FENCED.sub("", document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(document: Path) -> list[str]:
+    """Links that lead nowhere in this checkout."""
+    links = [link for link in LINK.findall(FENCED.sub("", document.read_text())) if not re.match(r"[a-z]+:", link)]
+    return [link for link in links if not _leads_somewhere(document, *link.partition("#")[::2])]
+
+
+def _leads_somewhere(document: Path, path: str, anchor: str) -> bool:
+    target = document.parent / path if path else document
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    assert broken(document) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A part\n[one](#a-part) [two](#no-part) [three](none.md) [four](page.md#a-part)\n[w](https://x.y)\n")
+    assert broken(page) == ["#no-part", "none.md"]
+
+
+# --- the server's page --------------------------------------------------------------------------------------------
+
+
+def named(part: str) -> set[str]:
+    """What stands in backticks between the marks of this part."""
+    [text] = re.findall(rf"<!-- {part} -->(.*?)<!-- {part} end -->", PAGE.read_text(), re.DOTALL)
+    return set(re.findall("`([^`]+)`", text))
+
+
+def described(*paths: str) -> set[str]:
+    """Fields that the API's own description has for these paths."""
+    bodies = [document()["paths"][path]["post"]["requestBody"]["content"]["application/json"] for path in paths]
+    return set(chain.from_iterable(body["schema"]["properties"] for body in bodies))
+
+
+def test_settings_and_presets_are_those_of_the_server() -> None:
+    assert PAGE.read_text() == filled(PAGE.read_text()), "run: python -m scripts.settings_page"
+
+
+def test_fields_are_those_that_are_described() -> None:
+    assert named("fields") == described("/v1/chat/completions", "/v1/completions")
+
+
+def test_refused_fields_are_named() -> None:
+    assert named("refused") == UNSUPPORTED.keys()
+
+
+def test_fields_without_effect_are_named() -> None:
+    assert named("without effect") == WITHOUT_EFFECT - described("/v1/chat/completions", "/v1/completions")
+
+
+def test_paths_are_those_that_are_described() -> None:
+    rows = re.findall(r"^\| (`(?:GET|POST) .*?) \|", PAGE.read_text(), re.MULTILINE)
+    told = set(re.findall(r"`(GET|POST) ([^`]+)`", "".join(rows)))
+    paths = {(method.upper(), path) for path, by in document()["paths"].items() for method in by}
+    page = {(method, re.sub("[A-Z]+$", "{name}", path)) for method, path in told}
+    assert page == paths | {("GET", "/docs"), ("GET", "/openapi.json")}
+
+
+def test_the_example_of_a_file_is_taken(tmp_path: Path) -> None:
+    [example] = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    file = tmp_path / "server.toml"
+    file.write_text(example)
+    server, engine = choose({"config": str(file)}, {}).configs()
+    assert (server.port, server.max_queue, engine.kv_bytes) == (8080, 64, 1 << 30)
