@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching report check-avx512 clean
+.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching bench-serve report check-avx512 clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/installed
@@ -44,6 +44,11 @@ bench-scheduler: $(VENV)/installed
 bench-batching: $(VENV)/installed
 	$(BIN)/python -m benchmarks.batching $(addprefix --llama-dir ,$(LLAMA_DIR)) \
 	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
+	$(BIN)/python -m benchmarks.report
+
+# Some four minutes, on cores that nobody else uses.
+bench-serve: $(VENV)/installed
+	$(BIN)/python -m benchmarks.serve
 	$(BIN)/python -m benchmarks.report
 
 report: $(VENV)/installed

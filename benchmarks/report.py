@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, results, scheduler_tables, tables
+from benchmarks import batching_tables, results, scheduler_tables, serve_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -86,6 +86,14 @@ def scheduler(folder: Path) -> str:
     return "\n\n".join(map(scheduler_tables.scheduler, results.read("scheduler", folder))) or NOT_MEASURED
 
 
+def serve_readme(folder: Path) -> str:
+    return "\n\n".join(map(serve_tables.readme, results.read("serve", folder))) or NOT_MEASURED
+
+
+def serve(folder: Path) -> str:
+    return "\n\n".join(map(serve_tables.serve, results.read("serve", folder))) or NOT_MEASURED
+
+
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
@@ -94,6 +102,8 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/batching.md", "bench-batching", batching),
     ("docs/batching.md", "bench-batching-peers", batching_peers),
     ("docs/batching.md", "bench-scheduler", scheduler),
+    ("README.md", "bench-serve", serve_readme),
+    ("docs/serving.md", "bench-serve", serve),
 )
 """File, name of the part in it, what makes it."""
 

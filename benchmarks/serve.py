@@ -1,0 +1,107 @@
+"""`python -m benchmarks.serve`: what the server costs over the engine alone.
+
+Tokens per second over HTTP beside `LLM` in process, what is added to the first token's time, `/health` while a long
+prompt is computed, start and memory. One JSON file, from which `benchmarks.report` makes the table of docs/serving.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from benchmarks import machine, serving_front, serving_rates
+from benchmarks.progress import say
+from benchmarks.results import check_writable, write
+from benchmarks.server_process import Pair, Server
+from benchmarks.serving_front import Health, Idle
+from benchmarks.serving_rates import Rates
+from benchmarks.spread import Spread, spread
+from twostep.errors import TwostepError
+from twostep.store.catalogue import DEFAULT_MODEL
+from twostep.store.progress import Progress
+from twostep.store.resolve import resolve
+
+
+@dataclass(frozen=True)
+class Effort:
+    rates: serving_rates.Effort
+    front: serving_front.Effort
+    starts: int
+
+
+FULL = Effort(serving_rates.FULL, serving_front.FULL, starts=5)
+QUICK = Effort(serving_rates.QUICK, serving_front.QUICK, starts=1)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The file being in the system's page cache; megabytes when ready."""
+
+    ready_s: Spread
+    front_mb: Spread
+    engine_mb: Spread
+
+
+@dataclass(frozen=True)
+class Result:
+    command: str
+    machine: machine.Machine
+    model: str
+    flags: str
+    """Of the server, `LLM` alike."""
+    rates: Rates
+    idle: Idle
+    health: Health
+    start: Start
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        check_writable(options.out)
+        result = measure(QUICK if options.quick else FULL)
+    except TwostepError as error:
+        print(f"benchmarks.serve: {error}", file=sys.stderr)
+        return 1
+    write(result, f"serve-{machine.slug(result.machine.cpu)}.json", options.out, quick=options.quick)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description="Measures the server.")
+    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
+    )
+    return parser
+
+
+def measure(effort: Effort) -> Result:
+    """Clients have a process of their own, begun afresh, so that it shares nothing with the engine in this one."""
+    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
+    start = _starts(path, effort.starts)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as clients:
+        with Server(path, serving_rates.FLAGS) as server:
+            idle = serving_front.measure_idle(clients, server.port, effort.front)
+            health = serving_front.measure_health(clients, server.port, effort.front)
+        rates = serving_rates.measure(clients, path, effort.rates)
+    flags = " ".join(serving_rates.FLAGS)
+    return Result("python -m benchmarks.serve", surroundings, path.stem, flags, rates, idle, health, start)
+
+
+def _starts(path: Path, count: int) -> Start:
+    found = list[tuple[float, Pair]]()
+    for _ in range(count):
+        with Server(path, serving_rates.FLAGS) as server:
+            found.append((server.ready_s, server.resident_bytes()))
+    ready_s, resident = zip(*found, strict=True)
+    say(f"ready after {min(ready_s):.2f} s")
+    front, engine = (spread([one[i] / 1e6 for one in resident]) for i in (0, 1))
+    return Start(spread(ready_s), front, engine)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

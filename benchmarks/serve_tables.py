@@ -1,0 +1,70 @@
+"""A Markdown table of what the server costs, with the targets beside it."""
+
+from benchmarks.scheduler_tables import percent
+from benchmarks.tables import Json, number, provenance, table, with_spread
+
+LEAST_RATIO = 0.92
+"""Of the tokens per second in process."""
+MOST_ADDED_MS = 3
+MOST_HEALTH_P99_MS = 20
+MOST_START_S = 1
+"""About: `serve` is to be ready in about a second."""
+
+
+def serve(result: Json) -> str:
+    how = f"`{result['model']}`, server and `LLM` alike with `{result['flags']}`."
+    return "\n\n".join([provenance(result), how, table(["", "measured", "target"], _rows(result))])
+
+
+def readme(result: Json) -> str:
+    """The rows that have a target."""
+    rows = [row for row in _rows(result) if row[2]]
+    return f"{table(['', 'measured', 'target'], rows)}\n\n{provenance(result)}"
+
+
+def _rows(result: Json) -> list[list[str]]:
+    return [*_rate_rows(result["rates"]), *_idle_rows(result["idle"]), *_health_rows(result["health"]),
+            *_start_rows(result["start"], result["rates"])]  # fmt: skip
+
+
+def _rate_rows(rates: Json) -> list[list[str]]:
+    streams = f"{rates['outstanding']} streams"
+    return [
+        [f"{streams}, output tokens/s through `LLM`", with_spread(rates["llm"]), ""],
+        [f"{streams}, output tokens/s over HTTP", with_spread(rates["http"]), ""],
+        [f"{streams}, HTTP of `LLM`", percent(rates["ratio"]), f"at least {LEAST_RATIO:.0%}"],
+        ["meanwhile of all CPUs: engine", percent(rates["cpu_engine"]), ""],
+        ["meanwhile of all CPUs: front end", percent(rates["cpu_front"]), ""],
+        ["meanwhile of all CPUs: the clients that measure", percent(rates["cpu_client"]), ""],
+    ]
+
+
+def _idle_rows(idle: Json) -> list[list[str]]:
+    added, before, first = idle["added"], idle["before_step"], idle["first_byte"]
+    return [
+        ["idle, first byte, ms: median, p90", f"{number(first['median'])}, {number(first['p90'])}", ""],
+        [
+            "idle, added to the first token by the front end, ms: median, p90",
+            f"{number(added['median'])}, {number(added['p90'])}",
+            f"at most {MOST_ADDED_MS}",
+        ],
+        ["of it before the first step", f"{number(before['median'])}, {number(before['p90'])}", ""],
+    ]
+
+
+def _health_rows(health: Json) -> list[list[str]]:
+    latency = health["latency"]
+    values = ", ".join(number(latency[name]) for name in ("median", "p99", "max"))
+    name = f"`/health` during a prefill of {health['prefill']} tokens, ms: median, p99, max of {latency['n']}"
+    client = "its client, of one CPU"
+    return [[name, values, f"p99 under {MOST_HEALTH_P99_MS}"], [client, f"{health['client_cores']:.1%}", ""]]
+
+
+def _start_rows(start: Json, rates: Json) -> list[list[str]]:
+    memory = ", ".join(number(start[name]["median"]) for name in ("front_mb", "engine_mb"))
+    after = ", ".join(map(number, rates["resident_mb"]))
+    return [
+        ["start of the process to ready, s", with_spread(start["ready_s"]), f"about {MOST_START_S}"],
+        ["resident when ready, MB: front end, engine", memory, ""],
+        [f"resident after {rates['requests']} requests, MB: front end, engine", after, ""],
+    ]

@@ -1,0 +1,118 @@
+"""What the front end adds to the first token's time when nothing else goes on, and `/health` while a prefill runs."""
+
+import json
+import random
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from benchmarks import http_load
+from benchmarks.http_client import Reply
+from benchmarks.http_load import Ask
+from benchmarks.jobs import Job
+from benchmarks.progress import say
+from benchmarks.prompts import prompt
+from benchmarks.serving_rates import asks
+from benchmarks.spread import percentile
+
+WORDS = ("river", "stone", "morning", "letter", "garden", "window", "music", "winter", "people", "because", "under")
+PAUSE_S = 0.05
+PROBE_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True)
+class Effort:
+    singles: int
+    words: int
+    prefill: int
+    runs: int
+
+
+FULL = Effort(singles=60, words=80, prefill=4000, runs=3)
+QUICK = Effort(singles=4, words=8, prefill=600, runs=1)
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of `n` values, in milliseconds."""
+
+    median: float
+    p90: float
+    p99: float
+    max: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Streamed chat requests of `words` words, one at a time."""
+
+    words: int
+    first_byte: Percentiles
+    """From connecting to the first byte of the reply's body."""
+    added: Percentiles
+    """That without the engine's time from the beginning of its first step to the first token."""
+    before_step: Percentiles
+    """Of what is added: from the request's arrival to the first step. The rest is the connection and the way back."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """`/health`, asked again 10 ms after each answer, each time with a connection of its own."""
+
+    prefill: int
+    """Tokens of the prompt that is computed meanwhile."""
+    latency: Percentiles
+    client_cores: float
+    """What the client that asks takes of one CPU."""
+
+
+def measure_idle(clients: Executor, port: int, effort: Effort) -> Idle:
+    warm, asked = _chats(3, effort.words, "warm"), _chats(effort.singles, effort.words, "idle")
+    clients.submit(http_load.closed_loop, port, warm).result()
+    load = clients.submit(http_load.closed_loop, port, asked, pause_s=PAUSE_S).result()
+    found = idle(effort.words, load.replies)
+    say(f"front end adds {found.added.median:.2f} ms to the first token")
+    return found
+
+
+def idle(words: int, replies: Sequence[Reply]) -> Idle:
+    timings = [reply.timings() for reply in replies]
+    first_ms = [1000 * (reply.first_s - reply.asked_s) for reply in replies]
+    added_ms = [first - times["prompt_ms"] for first, times in zip(first_ms, timings, strict=True)]
+    before_ms = [times["ttft_ms"] - times["prompt_ms"] for times in timings]
+    return Idle(words, percentiles(first_ms), percentiles(added_ms), percentiles(before_ms))
+
+
+def measure_health(clients: Executor, port: int, effort: Effort) -> Health:
+    """Raises `EngineError` if one answer was not 200, the prefill's included."""
+    loads = []
+    for run in range(effort.runs):
+        [ask] = asks([Job(prompt(effort.prefill, "health", run), 1)])
+        loads.append(clients.submit(http_load.health_during, port, ask, PROBE_PAUSE_S).result())
+        say(f"{len(loads[-1].replies) - 1} probes of /health in a prefill of {loads[-1].wall_s:.1f} s")
+    latencies_ms = [latency for load in loads for latency in _probes_ms(load.replies)]
+    shares = [load.cpu_s / load.wall_s for load in loads]
+    return Health(effort.prefill, percentiles(latencies_ms), max(shares))
+
+
+def _probes_ms(replies: Sequence[Reply]) -> list[float]:
+    """The first is the prefill's own."""
+    for reply in replies:
+        reply.body()
+    return [1000 * (reply.last_s - reply.asked_s) for reply in replies[1:]]
+
+
+def percentiles(values: Sequence[float]) -> Percentiles:
+    """Raises `IndexError` for no values."""
+    median, p90, p99, most = (percentile(values, percent) for percent in (50, 90, 99, 100))
+    return Percentiles(median, p90, p99, most, len(values))
+
+
+def _chats(count: int, words: int, kind: str) -> list[Ask]:
+    return [Ask("/v1/chat/completions", json.dumps(_chat(words, f"{kind} {i}")).encode()) for i in range(count)]
+
+
+def _chat(words: int, key: str) -> dict[str, object]:
+    text = " ".join(random.Random(key).choices(WORDS, k=words))
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "ignore_eos": True, "stream": True}
