@@ -142,7 +142,7 @@ def test_the_sampler_heeds_the_mask() -> None:
 
 
 def test_an_unknown_parameter_gets_a_hint() -> None:
-    with pytest.raises(InvalidParameterError, match=r"^'max_tokns' is no parameter; there are .*; did you mean max_tok"):
+    with pytest.raises(InvalidParameterError, match=r"^'max_tokns' is no parameter; .*; did you mean max_tokens"):
         SamplingParams(max_tokns=5)  # type: ignore[call-arg]
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from twostep.batchfile.lines import BatchFileError, json_line
-from twostep.openai_api.fields import shown
+from twostep.engine.refusals import shown
 
 SYNC_EVERY_S = 1.0
 """After a power cut at most the answers of so long have to be computed again. A killed process loses none."""

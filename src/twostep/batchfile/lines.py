@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from twostep.engine.refusals import shown
 from twostep.errors import TwostepError
-from twostep.openai_api.fields import shown
 from twostep.openai_api.requests import ENDPOINTS
 
 

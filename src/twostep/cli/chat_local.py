@@ -29,7 +29,7 @@ class LocalPartner:
 
     def answer(self, messages: list[Message], said: Said) -> Generator[str, None, None]:
         said.tokens = 0
-        with closing(self._llm.stream(self._prompt(messages), self._params)) as events:
+        with closing(self._llm.stream(messages, self._params)) as events:
             for event in events:
                 if isinstance(event, RequestOutput):
                     [choice] = event.choices
@@ -39,11 +39,6 @@ class LocalPartner:
                 else:
                     said.tokens += len(event.token_ids)
                     yield event.text
-
-    def _prompt(self, messages: list[Message]) -> list[int]:
-        """The template writes the beginning-of-sequence token itself, if there is one."""
-        text = self._llm.model.template.render(messages, add_generation_prompt=True)
-        return self._llm.model.tokenizer.encode(text, special=True, add_bos=False)
 
     def close(self) -> None:
         self._llm.close()

@@ -6,14 +6,14 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from twostep.engine.conversation import Message, read_messages
 from twostep.engine.params import SamplingParams
+from twostep.engine.refusals import refused
 from twostep.errors import InvalidParameterError
 from twostep.kernels.sampling import check_integer
 
 Prompt = str | Sequence[int]
 """Text, in which the text of a control token is that token; or token ids."""
-Message = Mapping[str, Any]
-"""In OpenAI's form: {"role": "user", "content": "..."}."""
 
 
 def prompts_of(prompts: object) -> list[Prompt]:
@@ -22,7 +22,7 @@ def prompts_of(prompts: object) -> list[Prompt]:
     if isinstance(given, str) or (_is_tokens(given) and given):
         return [given]
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
-        raise _refused("prompts", given, "text, token ids, or a list of these")
+        raise refused("prompts", given, "text, token ids, or a list of these")
     return [_prompt(f"prompts[{i}]", _listed(prompt)) for i, prompt in enumerate(given)]
 
 
@@ -31,7 +31,7 @@ def params_of(params: object, count: int) -> list[SamplingParams]:
     each = _for_each(SamplingParams() if params is None else params, count, "params")
     for asked in each:
         if not isinstance(asked, SamplingParams):
-            raise _refused("params", asked, "SamplingParams, or a list of as many as prompts")
+            raise refused("params", asked, "SamplingParams, or a list of as many as prompts")
     return each
 
 
@@ -43,17 +43,19 @@ def priorities_of(priorities: object, count: int) -> list[int]:
     return each
 
 
-def conversations_of(conversations: object) -> list[Sequence[Message]]:
-    """One conversation, or a list of them. Raises `InvalidParameterError`."""
+def conversations_of(conversations: object) -> list[list[dict[str, Any]]]:
+    """One conversation, or a list of them, as chat templates read them. Raises `InvalidParameterError`."""
+    name = "conversations"
     if not isinstance(conversations, Sequence) or isinstance(conversations, str | bytes):
-        raise _refused("conversations", conversations, "a list of messages, or a list of such lists")
-    several = [conversations] if conversations and isinstance(conversations[0], Mapping) else list(conversations)
-    for i, messages in enumerate(several):
-        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-            raise _refused(f"conversations[{i}]", messages, "a list of at least one message")
-        for message in messages:
-            _check_message(message)
-    return several
+        raise refused(name, conversations, "a list of messages, or a list of such lists")
+    if is_conversation(conversations):
+        return [read_messages(conversations, name)]
+    return [read_messages(messages, f"{name}[{i}]") for i, messages in enumerate(conversations)]
+
+
+def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
+    """Whether it begins as one; what its messages are is for `read_messages`."""
+    return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
 
 
 def _listed(value: object) -> Any:
@@ -63,20 +65,13 @@ def _listed(value: object) -> Any:
 def _prompt(name: str, prompt: object) -> Prompt:
     if isinstance(prompt, str) or _is_tokens(prompt):
         return prompt
-    raise _refused(name, prompt, "text or a list of token ids")
+    raise refused(name, prompt, "text or a list of token ids")
 
 
 def _is_tokens(value: object) -> TypeGuard[Sequence[int]]:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return False
     return all(isinstance(id_, Integral) and not isinstance(id_, bool) for id_ in value)
-
-
-def _check_message(message: object) -> None:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise _refused("a message", message, "a dictionary with a role")
-    if not isinstance(message.get("content"), str | None):
-        raise _refused("the content of a message", message["content"], "text")
 
 
 def _for_each(value: object, count: int, name: str) -> list[Any]:
@@ -87,9 +82,3 @@ def _for_each(value: object, count: int, name: str) -> list[Any]:
         problem = f"{name} has {len(value)} entries for {count} prompts; one or as many are allowed"
         raise InvalidParameterError(problem, name)
     return list(value)
-
-
-def _refused(name: str, value: object, allowed: str) -> InvalidParameterError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
-    return InvalidParameterError(f"{name} is {shown}; it has to be {allowed}", name.partition("[")[0])

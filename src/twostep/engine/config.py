@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from twostep.engine.names import check_names
+from twostep.engine.refusals import check_names
 from twostep.errors import InvalidParameterError
 from twostep.kernels.sampling import check_integer, check_real
 

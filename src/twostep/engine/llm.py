@@ -6,9 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from twostep.engine.asked import Message, Prompt, conversations_of, params_of, priorities_of, prompts_of
+from twostep.engine.asked import Prompt, conversations_of, is_conversation, params_of, priorities_of, prompts_of
 from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
+from twostep.engine.conversation import Message, read_messages
 from twostep.engine.engine import Engine
 from twostep.engine.interrupts import Undisturbed
 from twostep.engine.outputs import RequestOutput
@@ -94,17 +95,25 @@ class LLM:
             [reply] = llm.chat([{"role": "user", "content": "Say yes."}], SamplingParams(max_tokens=8))
             assert reply.choices[0].text
 
-        Raises as `generate` does, and `TwostepError` where the template refuses the messages.
+        A message has one of OpenAI's roles and content: a string, or text parts, which line ends join.
+
+        Raises as `generate` does, also where the template refuses the messages.
         """
-        prompts = [self._render(messages) for messages in conversations_of(conversations)]
+        talks = conversations_of(conversations)
+        prompts = []
+        for i, messages in enumerate(talks):
+            with _naming("conversations", i, len(talks)):
+                prompts.append(self._render(messages))
         return self.generate(prompts, params, priorities=priorities, progress=progress)
 
     # --- one as it comes ------------------------------------------------------------------------------------------
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0
+        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, priority: int = 0
     ) -> Generator[Event, None, None]:
         """One answer as it comes, in `Delta`s, the whole output last. Leaving early, or `close`, aborts it.
+
+        `prompt` may be a conversation, as for `chat`.
 
             for event in llm.stream("Once upon a time", SamplingParams(max_tokens=8)):
                 if isinstance(event, Delta):
@@ -112,8 +121,8 @@ class LLM:
 
         Raises as `generate` does, at once.
         """
-        [one], [asked], [urgency] = prompts_of([prompt]), params_of(params, 1), priorities_of(priority, 1)
-        events = self._stream(self._encode(one), asked, urgency)
+        [asked], [urgency] = params_of(params, 1), priorities_of(priority, 1)
+        events = self._stream(self._one(prompt), asked, urgency)
         next(events)
         return (event for event in events if event is not None)
 
@@ -126,14 +135,17 @@ class LLM:
         *,
         id: str | None = None,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> str:
         """Takes on a request for `run`, also while that is under way; returns its id.
+
+        Only requests of the same `cache_salt` find each other's KV in the prefix cache.
 
         Raises `InvalidParameterError` for what cannot be served.
         """
         self._check_open()
         with self._undisturbed:
-            return self._engine.submit(prompt_token_ids, params, id=id, priority=priority)
+            return self._engine.submit(prompt_token_ids, params, id=id, priority=priority, cache_salt=cache_salt)
 
     def abort(self, id: str) -> None:
         """Ends a submitted request early: `run` yields it with what it has. Nothing happens if it has ended."""
@@ -154,6 +166,11 @@ class LLM:
         """Frees the engine's thread and closes its recording. Nothing can be asked any more."""
         self._closed = True
         self._engine.close()
+
+    def __repr__(self) -> str:
+        settings = self._engine.settings
+        name = self.model.path.name
+        return f"LLM({name!r}, max_num_seqs={settings.seats}, max_model_len={settings.context_tokens})"
 
     def __enter__(self) -> Self:
         return self
@@ -209,11 +226,8 @@ class LLM:
         ids: list[str] = []
         with self._undisturbed:
             for prompt, asked, priority in zip(prompts, params, priorities, strict=True):
-                try:
+                with _naming("prompts", len(ids), len(prompts)):
                     ids.append(self._engine.submit(prompt, asked, priority=priority))
-                except InvalidParameterError as error:
-                    which = f"prompts[{len(ids)}]: " if len(prompts) > 1 else ""
-                    raise type(error)(f"{which}{error}", error.param) from None
         return ids
 
     def _outputs(self, ids: Sequence[str], progress: RequestProgress | None) -> list[RequestOutput]:
@@ -228,6 +242,12 @@ class LLM:
             if progress:
                 progress.say(progress.summary())
         return [outputs[id_] for id_ in ids]
+
+    def _one(self, prompt: Prompt | Sequence[Message]) -> Sequence[int]:
+        if is_conversation(prompt):
+            return self._render(read_messages(prompt, "prompt"))
+        [one] = prompts_of([prompt])
+        return self._encode(one)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if not isinstance(prompt, str):
@@ -245,3 +265,13 @@ class LLM:
         if self._engine.config.skip_tokenizer_init:
             problem = "a prompt is text, and skip_tokenizer_init leaves the tokenizer out; give token ids"
             raise InvalidParameterError(problem, "prompts")
+
+
+@contextmanager
+def _naming(name: str, index: int, count: int) -> Iterator[None]:
+    """An error within is about this member of a list, which goes without saying of the only one."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        which = f"{name}[{index}]: " if count > 1 else ""
+        raise type(error)(f"{which}{error}", error.param) from None

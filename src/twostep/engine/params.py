@@ -7,7 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.engine.names import check_names
+from twostep.engine.refusals import check_names, shown
 from twostep.engine.structured import StructuredOutput
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.sampling import MAX_TOKEN, TokenSampling, check_integer
@@ -121,7 +121,7 @@ def _check_structured(structured: object, ignore_eos: bool) -> None:
         return
     if not isinstance(structured, StructuredOutput):
         allowed = "it has to be a StructuredOutput"
-        raise InvalidParameterError(f"structured is {_short(structured)}; {allowed}", "structured")
+        raise InvalidParameterError(f"structured is {shown(structured)}; {allowed}", "structured")
     if ignore_eos:
         problem = "ignore_eos is true and structured given; an answer ends where its form is complete, give only one"
         raise InvalidParameterError(problem, "ignore_eos")
@@ -132,7 +132,7 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not 1 <= len(string) <= MAX_STOP_CHARACTERS:
             allowed = f"a string of 1 to {MAX_STOP_CHARACTERS} characters"
-            raise InvalidParameterError(f"a member of stop is {_short(string)}; it has to be {allowed}", "stop")
+            raise InvalidParameterError(f"a member of stop is {shown(string)}; it has to be {allowed}", "stop")
     return strings
 
 
@@ -146,9 +146,4 @@ def _stop_token_ids(ids: object) -> tuple[int, ...]:
 def _bounded(name: str, value: object, kind: str) -> tuple[Any, ...]:
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) <= MAX_STOPS:
         return tuple(value)
-    raise InvalidParameterError(f"{name} is {_short(value)}; it has to be a list of at most {MAX_STOPS} {kind}", name)
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:60]}..."
+    raise InvalidParameterError(f"{name} is {shown(value)}; it has to be a list of at most {MAX_STOPS} {kind}", name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from twostep.errors import ModelFileError, TwostepError
+from twostep.errors import InvalidParameterError, ModelFileError
 from twostep.model.metadata import Metadata
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -48,11 +48,11 @@ class ChatTemplate:
     ) -> str:
         """The prompt. Messages, tools and `extra` variables must be what JSON can express.
 
-        Raises `TwostepError` if the template refuses the messages (roles out of order, say), `ModelFileError` if it is
-        faulty or uses more than `LIMITS`.
+        Raises `InvalidParameterError` if the template refuses the messages (roles out of order, say), or fails on them
+        or uses more than `LIMITS`; `ModelFileError` if it is no template at all.
         """
         fixed = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        request = json.dumps({**self._variables, **extra, **fixed})
+        request = _to_json({**self._variables, **extra, **fixed})
         with self._lock:
             reply = self._worker.ask(request)
             if "death" in reply:
@@ -67,9 +67,17 @@ class ChatTemplate:
         if "text" in reply:
             return str(reply["text"])
         error = " ".join(str(reply.get("error", reply.get("death"))).split())
-        if reply.get("refusal"):
-            raise TwostepError(f"the chat template refuses the messages: {error}")
-        raise ModelFileError(f"{self._where}: {error}")
+        if reply.get("faulty"):
+            raise ModelFileError(f"{self._where}: {error}")
+        does = "refuses" if reply.get("refusal") else "fails on"
+        raise InvalidParameterError(f"the chat template {does} the messages: {error}", "messages")
+
+
+def _to_json(variables: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(variables)
+    except (TypeError, ValueError) as error:
+        raise InvalidParameterError(f"the messages hold what JSON cannot express: {error}", "messages") from None
 
 
 class _Worker:

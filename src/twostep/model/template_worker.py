@@ -5,7 +5,8 @@ it can ask for years of time or all memory, and nothing inside an interpreter ca
 where the kernel limits processor time and memory, and dies alone.
 
 Speaks JSON lines. The first it reads holds `source` and the limits, each later one the variables of a rendering. To
-each of these it answers `{"text": ...}`, or `{"error": ..., "refusal": true if the template raised it itself}`.
+each of these it answers `{"text": ...}` or `{"error": ...}`, the latter with `"refusal": true` if the template raised
+it itself, `"faulty": true` if it is no template.
 Run as a file and free of imports from Twostep: it must start quickly.
 """
 
@@ -40,13 +41,15 @@ class Renderer:
         """The reply to one request, whatever the template does short of breaking a limit of the kernel."""
         limit_cpu(self._cpu_s)
         try:
-            return self._checked(self._template.render(json.loads(line)))
+            template = self._template
+        except Exception as error:
+            return {"error": described(error), "faulty": True}
+        try:
+            return self._checked(template.render(json.loads(line)))
         except RefusalError as error:
             return {"error": str(error), "refusal": True}
-        except MemoryError:
-            return {"error": "needs too much memory", "refusal": False}
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"[:1000], "refusal": False}
+            return {"error": described(error)}
 
     @cached_property
     def _template(self) -> Template:
@@ -54,8 +57,13 @@ class Renderer:
 
     def _checked(self, text: str) -> dict[str, Any]:
         if len(text) > self._text_characters:
-            return {"error": f"gives {len(text)} characters, limit {self._text_characters}", "refusal": False}
+            return {"error": f"gives {len(text)} characters, limit {self._text_characters}"}
         return {"text": text}
+
+
+def described(error: Exception) -> str:
+    """In one line, not too long a one."""
+    return "needs too much memory" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"[:1000]
 
 
 def limit_cpu(seconds: int) -> None:

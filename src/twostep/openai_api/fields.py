@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from twostep.engine.refusals import shown
 from twostep.openai_api.errors import ApiError
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
@@ -67,9 +68,3 @@ class Fields:
             if value is not None and value not in neutral:
                 raise ApiError(f"{name} is {shown(value)}; {name} is not supported here", param=name)
         return tuple(sorted(self._left.keys() - WITHOUT_EFFECT))
-
-
-def shown(value: object) -> str:
-    """A value from outside for an error message, cut short."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -4,10 +4,12 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from twostep.engine.conversation import read_messages
+from twostep.engine.refusals import shown
 from twostep.model.loaded import LoadedModel
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.fields import Fields, shown
+from twostep.openai_api.fields import Fields
 from twostep.openai_api.tool_messages import called_messages, knows_tools, with_tools_said
 from twostep.openai_api.tools import Tools
 
@@ -20,7 +22,7 @@ Tokens = tuple[int, ...]
 def chat_prompt(fields: Fields, model: LoadedModel, tools: Tools | None = None) -> Tokens:
     """Tokens of `messages`. The template writes the beginning-of-sequence token, unless `add_special_tokens` asks for
     one more, as in vLLM. `tools` are said by the template, or in the system message if it knows none."""
-    messages = called_messages(_messages(fields.take("messages")), model.template)
+    messages = called_messages(read_messages(fields.take("messages"), "messages"), model.template)
     variables = _template_variables(fields.take("chat_template_kwargs", {}))
     if tools and knows_tools(model.template):
         variables = {**variables, "tools": tools.definitions}
@@ -90,35 +92,6 @@ def _not_empty(tokens: list[int], param: str) -> Tokens:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _messages(messages: object) -> list[dict[str, Any]]:
-    if not isinstance(messages, list) or not messages:
-        raise ApiError(f"messages is {shown(messages)}; it has to be a list of at least one message", param="messages")
-    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
-
-
-def _message(message: object, where: str) -> dict[str, Any]:
-    """The message as templates read it, with content in one string. Other keys are the template's affair."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ApiError(f"{where} is {shown(message)}; it has to be an object with a role", param="messages")
-    return {**message, "content": _content(message.get("content"), where)}
-
-
-def _content(content: object, where: str) -> str | None:
-    """Parts are joined by line ends, as in vLLM. Null is for messages that call tools."""
-    if content is None or isinstance(content, str):
-        return content
-    texts = [_text_part(part, where) for part in content] if isinstance(content, list) else []
-    if not texts:
-        raise ApiError(f"{where}.content is {shown(content)}; it has to be a string or text parts", param="messages")
-    return "\n".join(texts)
-
-
-def _text_part(part: object, where: str) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    raise ApiError(f"{where}.content has {shown(part)}; only parts of type 'text' are supported", param="messages")
 
 
 def _template_variables(variables: object) -> Mapping[str, Any]:

@@ -7,11 +7,12 @@ from enum import Enum
 from typing import Any, Literal
 
 from twostep.engine.params import SamplingParams
+from twostep.engine.refusals import shown
 from twostep.errors import TwostepError
 from twostep.kernels.sampling import MAX_LOGPROBS, check_integer, check_real
 from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError, refusal
-from twostep.openai_api.fields import Fields, shown
+from twostep.openai_api.fields import Fields
 from twostep.openai_api.prompts import Tokens, chat_prompt, completion_prompts
 from twostep.openai_api.structured import read_structured
 from twostep.openai_api.tools import read_tools

@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from twostep.engine.refusals import shown
 from twostep.engine.structured import ANY_OBJECT, Kind, StructuredOutput
 from twostep.errors import InvalidParameterError
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.fields import Fields, shown
+from twostep.openai_api.fields import Fields
 
 
 def read_structured(fields: Fields) -> StructuredOutput | None:

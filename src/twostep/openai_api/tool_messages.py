@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from twostep.engine.refusals import shown
 from twostep.model.template import ChatTemplate
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.fields import shown
 from twostep.openai_api.tool_calls import CLOSE, OPEN
 from twostep.openai_api.tools import Tools
 
@@ -27,8 +27,6 @@ def called_messages(messages: Sequence[Mapping[str, Any]], template: ChatTemplat
 
 
 def _called_message(message: Mapping[str, Any], where: str, known: bool) -> dict[str, Any]:
-    if message["role"] in ("assistant", "tool") and message["content"] is None:
-        message = {**message, "content": ""}
     if message["role"] == "tool" and not known:
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
     if not message.get("tool_calls"):

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from twostep.engine.refusals import shown
 from twostep.engine.structured import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.fields import Fields, shown
+from twostep.openai_api.fields import Fields
 from twostep.openai_api.tool_calls import CLOSE, OPEN
 
 MAX_TOOLS = 128

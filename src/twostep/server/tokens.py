@@ -7,9 +7,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from twostep.engine.refusals import shown
 from twostep.errors import TwostepError
 from twostep.openai_api.errors import ApiError, refusal
-from twostep.openai_api.fields import Fields, shown
+from twostep.openai_api.fields import Fields
 from twostep.openai_api.prompts import chat_prompt, token_ids
 from twostep.openai_api.requests import model_name
 from twostep.server.bodies import parse, read_body

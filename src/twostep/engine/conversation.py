@@ -1,0 +1,61 @@
+"""Conversations in OpenAI's form: checked, and as chat templates read them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twostep.engine.refusals import parameter, refused, shown
+from twostep.errors import InvalidParameterError
+
+Message = Mapping[str, Any]
+"""{"role": "user", "content": "..."}."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""OpenAI's."""
+
+
+def read_messages(messages: object, name: str) -> list[dict[str, Any]]:
+    """Messages with content in one string, empty where nothing is said. Other keys are the template's affair.
+
+    `name` is what the user calls the list. Raises `InvalidParameterError` that names the message.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise refused(name, messages, "a list of at least one message")
+    return [_message(message, f"{name}[{number}]") for number, message in enumerate(messages)]
+
+
+def _message(message: object, name: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise refused(name, message, "an object with a role and content")
+    if "role" not in message:
+        raise _lacking(name, "role")
+    if message["role"] not in list(ROLES):
+        raise refused(f"{name}.role", message["role"], f"one of {', '.join(ROLES)}")
+    if message.get("content") is None and not _may_be_silent(message):
+        raise _lacking(name, "content")
+    return {**message, "content": _text(message.get("content"), f"{name}.content")}
+
+
+def _may_be_silent(message: Mapping[str, Any]) -> bool:
+    """Who calls tools need say nothing; answers and results may be said to be nothing."""
+    return bool(message.get("tool_calls")) or (message["role"] in ("assistant", "tool") and "content" in message)
+
+
+def _text(content: object, name: str) -> str:
+    """Parts are joined by line ends, as in vLLM."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [_part(part, name) for part in content] if isinstance(content, list | tuple) else []
+    if not texts:
+        raise refused(name, content, "a string or text parts")
+    return "\n".join(texts)
+
+
+def _part(part: object, name: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    problem = f"{name} has {shown(part)}; only parts of type 'text' are supported"
+    raise InvalidParameterError(problem, parameter(name))
+
+
+def _lacking(name: str, key: str) -> InvalidParameterError:
+    return InvalidParameterError(f"{name} has no {key}", parameter(name))
