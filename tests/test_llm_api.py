@@ -24,6 +24,7 @@ from twostep.engine.llm import BusyError
 from twostep.engine.outputs import RequestOutput
 from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
 
+HELLO = {"role": "user", "content": "Say hello."}
 SHORT = SamplingParams(temperature=0, max_tokens=4)
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
@@ -109,9 +110,33 @@ class TestWhatMayBeAsked:
         assert len(set(drawn)) > 1
 
     def test_one_conversation_or_many(self, llm: LLM) -> None:
-        talk = [{"role": "user", "content": "Say hello."}]
+        talk = [HELLO]
         [one] = texts(llm.chat(talk, SHORT, progress=False))
         assert texts(llm.chat([talk, talk], [SHORT, SHORT], priorities=[1, 0], progress=False)) == [one, one]
+
+    def test_a_conversation_is_streamed_too(self, llm: LLM) -> None:
+        [whole] = texts(llm.chat([HELLO], SHORT, progress=False))
+        *_, output = llm.stream([HELLO], SHORT)
+        assert isinstance(output, RequestOutput)
+        assert texts([output]) == [whole]
+
+    def test_content_in_parts_and_answers_that_call_tools(self, llm: LLM) -> None:
+        parts = [{"type": "text", "text": "Say"}, {"type": "text", "text": "hello."}]
+        call = {"id": "1", "type": "function", "function": {"name": "greet", "arguments": "{}"}}
+        told = [{"role": "user", "content": parts}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        [output] = llm.chat(told, SHORT, progress=False)
+        prompt = llm.model.tokenizer.decode(output.prompt_token_ids)
+        assert "Say\nhello." in prompt
+        assert "None" not in prompt
+
+    def test_only_the_same_salt_finds_what_is_cached(self, llm: LLM) -> None:
+        prompt = list(range(1000, 1064))
+        cached = []
+        for salt in ("ours", "theirs", "ours"):
+            llm.submit(prompt, SHORT, cache_salt=salt)
+            [output] = llm.run()
+            cached.append(output.cached_tokens > 0)
+        assert cached == [False, False, True]
 
 
 class TestWhatIsRefused:
@@ -169,14 +194,26 @@ class TestWhatIsRefused:
             ("hello", "conversations is 'hello'; it has to be a list of messages"),
             ([[]], "conversations[0] is []; it has to be a list of at least one message"),
             (["hello"], "conversations[0] is 'hello'; it has to be a list of at least one message"),
-            ([{"content": "x"}], "a message is {'content': 'x'}; it has to be a dictionary with a role"),
-            ([[{"role": "user", "content": 3}]], "the content of a message is 3; it has to be text"),
+            ([{"content": "x"}], "conversations[0] has no role"),
+            ([[HELLO, {"role": "user"}]], "conversations[0][1] has no content"),
+            ([[HELLO, "there"]], "conversations[0][1] is 'there'; it has to be an object with a role and content"),
+            ([HELLO, {"role": "user"}], "conversations[1] has no content"),
+            ([[HELLO], [{"role": "robot"}]], "conversations[1][0].role is 'robot'; it has to be one of system, "),
+            ([[{"role": "user", "content": 3}]], "conversations[0][0].content is 3; it has to be a string or text"),
         ],
     )
     def test_conversations(self, talk: Any, message: str) -> None:
         with pytest.raises(InvalidParameterError) as refused:
             conversations_of(talk)
         assert str(refused.value).startswith(message)
+
+    def test_a_conversation_that_the_template_fails_on_is_named(self, llm: LLM) -> None:
+        """This one joins strings; the file and its path are not to blame."""
+        odd = {"role": "user", "content": "x", "image": {1, 2}}
+        with pytest.raises(InvalidParameterError, match=r"^conversations\[1\]: the messages hold what JSON cannot"):
+            llm.chat([[HELLO], [odd]], SHORT)
+        with pytest.raises(InvalidParameterError, match=r"^prompt\[0\] has no role$"):
+            llm.stream([{"content": "x"}], SHORT)
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -288,8 +325,9 @@ class TestLeavingEarly:
             with pytest.raises(KeyboardInterrupt):
                 interrupted()
             assert wide.engine.scheduler.counters.steps == 1
-            assert wide.engine.scheduler.counters.preempted_tokens == 8000
-            assert len(wide.generate([5], SHORT, progress=False)[0].choices[0].token_ids) == 4
+            [output] = wide.generate([5] * 64, SHORT, progress=False)
+            assert output.cached_tokens == 0, "what the step left half done was taken for computed"
+            assert len(output.choices[0].token_ids) == 4
 
 
 class TestUndisturbed:
@@ -369,14 +407,29 @@ def test_importing_the_package_loads_nothing() -> None:
 
 
 def test_what_the_package_exports() -> None:
-    assert sorted(twostep.__all__) == ["LLM", "SamplingParams"]
+    exported = {"Delta", "EngineConfig", "LLM", "RequestOutput", "SamplingParams", "StructuredOutput"}
+    assert set(twostep.__all__) == exported
+    assert {*exported, "__version__"} <= set(dir(twostep))
+    assert {getattr(twostep, name).__name__ for name in exported} == exported
     with pytest.raises(AttributeError, match="has no attribute 'Llm'"):
         _ = twostep.Llm  # type: ignore[attr-defined]
 
 
+def test_the_version_is_that_of_the_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twostep-9.8.dist-info").mkdir()
+    (tmp_path / "twostep-9.8.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: twostep\nVersion: 9.8\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert twostep.__version__ == "9.8"
+
+
+def test_it_shows_itself_in_a_line(llm: LLM) -> None:
+    assert re.fullmatch(r"LLM\('SmolLM2[^']*', max_num_seqs=8, max_model_len=1024\)", repr(llm))
+
+
 def test_the_readme_s_example_runs(default_model_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    [code] = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    examples = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    [code] = [example for example in examples if "from twostep import" in example]
     exec(code, {})
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) > 5

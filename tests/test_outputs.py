@@ -31,6 +31,11 @@ def test_times_of_a_whole_request() -> None:
     assert WHOLE.tokens_lost == 359
 
 
+def test_printed_it_is_short() -> None:
+    assert repr(WHOLE) == "<Timeline: queue 500.0 ms, ttft 800.0 ms, tpot 220.0 ms, e2e 1460.0 ms, 1 preemptions>"
+    assert repr(Timeline(arrival_ns=5)) == "<Timeline: 0 preemptions>"
+
+
 def test_queue_and_prefill_are_the_time_to_the_first_token() -> None:
     assert WHOLE.queue_s is not None
     assert WHOLE.prefill_s is not None

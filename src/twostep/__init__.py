@@ -10,7 +10,10 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "Delta": "twostep.engine.collector",
+    "EngineConfig": "twostep.engine.config",
     "LLM": "twostep.engine.llm",
+    "RequestOutput": "twostep.engine.outputs",
     "SamplingParams": "twostep.engine.params",
     "StructuredOutput": "twostep.engine.structured",
 }
@@ -18,6 +21,12 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("twostep")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, "__version__"])

@@ -93,6 +93,12 @@ class Timeline:
     decodes: tuple[DecodeTime, ...] = ()
     """In order: one, and one more after each preemption."""
 
+    def __repr__(self) -> str:
+        """Short: outputs are printed."""
+        times = {"queue": self.queue_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
+        said = [f"{name} {1000 * seconds:.1f} ms" for name, seconds in times.items() if seconds is not None]
+        return f"<Timeline: {', '.join([*said, f'{len(self.preemptions)} preemptions'])}>"
+
     @property
     def queue_s(self) -> float | None:
         """Arrival to the first step that computes a token. Time spent preempted is not in it."""
