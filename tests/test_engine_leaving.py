@@ -190,7 +190,7 @@ def test_aborting_twice_or_somebody_unknown_does_nothing(made: Engine) -> None:
 def test_an_id_is_free_again_at_once_and_its_late_abort_hits_nobody(made: Engine) -> None:
     made.submit(prompt(20), LONG, id="mine")
     made.turn()
-    with pytest.raises(InvalidParameterError, match="id is 'mine', which an unfinished request has"):
+    with pytest.raises(InvalidParameterError, match="id is 'mine'; it has to be text that no unfinished request has"):
         made.submit(prompt(20), LONG, id="mine")
     made.abort("mine")
     made.abort("mine")

@@ -1,5 +1,6 @@
 """The engine: a model, its memory, the scheduler and the loop, in the process of whoever calls it."""
 
+import os
 import secrets
 from array import array
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from twostep.engine.meter import Measured
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.surroundings import EngineSurroundings, Submission
-from twostep.errors import ContextLengthError, InvalidParameterError
+from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
@@ -55,12 +56,13 @@ class Engine:
             overlap=config.overlap,
         )
         self._surroundings = EngineSurroundings(
-            self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort)), self._answer
+            self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort))
         )
         self._recorder: Recorder | None = None
         self._loop = self._make_loop()
         self._open: set[str] = set()
         self._ids = 0
+        self._pid = os.getpid()
 
     def _make_loop(self) -> EngineLoop:
         if self.config.record is None:
@@ -98,27 +100,24 @@ class Engine:
         Raises `InvalidParameterError` for what cannot be served: a prompt that is empty or not of this vocabulary, or
         with its answer longer than context or cache, an id in use.
         """
-        self._check_prompt(prompt)
+        self._check_process()
         self._check_params(params)
         check_integer("priority", priority, -MOST_URGENT, MOST_URGENT)
-        id_ = self._new_id() if id is None else id
-        if id_ in self._open:
-            raise InvalidParameterError(f"id is {id_!r}, which an unfinished request has", "id")
+        id_ = self._free_id(id)
+        tokens = self._tokens(prompt, params)
         root = root_hash(str(self.model.path), KV_FORMAT, cache_salt, self._key)
         request = Request(
             id=id_,
-            prompt_tokens=len(prompt),
-            max_tokens=self._answer_limit(len(prompt), params),
-            hashes=prompt_hashes(root, prompt) if self.config.enable_prefix_caching else (),
+            prompt_tokens=len(tokens),
+            max_tokens=self._answer_limit(len(tokens), params),
+            hashes=prompt_hashes(root, tokens) if self.config.enable_prefix_caching else (),
             priority=priority,
             choices=params.n,
         )
-        try:
-            self.scheduler.check_fits(request)
-        except NeverFitsError as error:
-            raise ContextLengthError(str(error)) from None
+        self._check_fits(request)
+        answers = self._answers(request, tokens, params.seeded(), root)
         self._open.add(id_)
-        self._surroundings.submit(Submission(request, prompt, params.seeded(), root, stream))
+        self._surroundings.submit(Submission(request, tokens, answers, stream))
         return id_
 
     def abort(self, id: str) -> None:
@@ -133,6 +132,8 @@ class Engine:
             self._surroundings.ask(Abort(id_))
         while self._open:
             self.turn()
+            if self.scheduler.idle:
+                self._open.clear()  # what nobody serves any more, after an exception, has no output either
 
     def stop_step(self) -> None:
         """From a signal handler or another thread: the step under way ends at its next layer, and gives nothing.
@@ -156,6 +157,7 @@ class Engine:
 
     def begin(self) -> list[Event]:
         """Begins the next step, if there is work, and leaves it running; returns what came of those that have ended."""
+        self._check_process()
         self._loop.begin()
         collector = self._surroundings.collector
         events, collector.events = collector.events, []
@@ -172,9 +174,17 @@ class Engine:
         if self._recorder is not None:
             self._recorder.close()
 
-    def _new_id(self) -> str:
-        self._ids += 1
-        return f"request-{self._ids}"
+    def _check_process(self) -> None:
+        """The threads of the kernels do not follow into a child."""
+        if os.getpid() != self._pid:
+            raise TwostepError("this engine belongs to the process that made it; a fork has to make its own")
+
+    def _free_id(self, asked: str | None) -> str:
+        self._ids += asked is None
+        id_ = f"request-{self._ids}" if asked is None else asked
+        if not isinstance(id_, str) or not id_ or id_ in self._open:
+            raise InvalidParameterError(f"id is {id_!r}; it has to be text that no unfinished request has", "id")
+        return id_
 
     def _answer_limit(self, prompt_tokens: int, params: SamplingParams) -> int:
         """Where no length is asked for, it is what context and cache leave; what is asked for has to fit."""
@@ -182,18 +192,28 @@ class Engine:
         room = self.sizing.longest - prompt_tokens
         return limit if params.max_tokens else max(1, params.min_tokens, min(limit, room))
 
-    def _check_prompt(self, prompt: Sequence[int]) -> None:
-        tokens = self._vocabulary.tokens
+    def _tokens(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        """A copy: what the caller does with the prompt afterwards changes nothing."""
+        if isinstance(prompt, (str, bytes, bytearray)) or not hasattr(prompt, "__getitem__"):
+            raise InvalidParameterError(f"the prompt is a {type(prompt).__name__}; it has to be token ids", "prompt")
         if len(prompt) == 0:
             raise InvalidParameterError("the prompt is empty; it needs at least one token", "prompt")
+        params.answer_limit(len(prompt), self.sizing.context_tokens)  # before anything is done with a long one
         try:
-            array("i", prompt)
+            tokens = array("i", list(prompt)).tolist()
         except (TypeError, OverflowError) as error:
             raise InvalidParameterError(f"the prompt has something that is no token id: {error}", "prompt") from None
-        for id_ in (min(prompt), max(prompt)):
-            if not 0 <= id_ < tokens:
-                allowed = f"the vocabulary is 0 to {tokens - 1}"
-                raise InvalidParameterError(f"the prompt has token {id_}; {allowed}", "prompt")
+        last = self._vocabulary.tokens - 1
+        for id_ in (min(tokens), max(tokens)):
+            if not 0 <= id_ <= last:
+                raise InvalidParameterError(f"the prompt has token {id_}; the vocabulary is 0 to {last}", "prompt")
+        return tokens
+
+    def _check_fits(self, request: Request) -> None:
+        try:
+            self.scheduler.check_fits(request)
+        except NeverFitsError as error:
+            raise ContextLengthError(str(error)) from None
 
     def _check_params(self, params: SamplingParams) -> None:
         params.check_vocabulary(self._vocabulary.tokens)
@@ -205,11 +225,20 @@ class Engine:
                 raise InvalidParameterError(problem, "structured")
             self._grammars.check(params.structured)
 
-    def _answer(self, submission: Submission, choice: int) -> Answer:
-        request, params = submission.request, submission.params
+    def _answers(self, request: Request, tokens: list[int], params: SamplingParams, root: bytes) -> list[Answer]:
+        """One a choice."""
         hashes = request.hashes if self.config.enable_prefix_caching else None
-        structured = params.structured
-        constraint = self._grammars.constraint(structured) if self._grammars and structured else None
-        return Answer(
-            submission.prompt, params, choice, request.max_tokens, self._vocabulary, hashes, submission.root, constraint
-        )
+        form, grammars = params.structured, self._grammars
+        return [
+            Answer(
+                tokens,
+                params,
+                choice,
+                request.max_tokens,
+                self._vocabulary,
+                hashes,
+                root,
+                grammars.constraint(form) if grammars and form else None,
+            )
+            for choice in range(request.choices)
+        ]

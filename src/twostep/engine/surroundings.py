@@ -1,7 +1,7 @@
 """What the loop knows of the world: the clock, who asks, and whom to tell."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 
@@ -11,31 +11,26 @@ from twostep.core.request import Request
 from twostep.engine.answer import Answer
 from twostep.engine.collector import Collector
 from twostep.engine.executor import KernelExecutor
-from twostep.engine.params import SamplingParams
 from twostep.engine.timekeeper import StepEnd
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A request with what the scheduler need not know of it. `params` have a seed."""
+    """A request with what the scheduler need not know of it."""
 
     request: Request
     prompt: Sequence[int]
-    params: SamplingParams
-    root: bytes
-    """Parent of the hash of its first block."""
+    answers: Sequence[Answer]
+    """One a choice; made before the scheduler hears of the request, so that what cannot be made costs nobody else."""
     streams: bool
 
 
 class EngineSurroundings:
     """Implements `core.loop.Surroundings` in one process. The inbox may be filled from other threads."""
 
-    def __init__(
-        self, executor: KernelExecutor, collector: Collector, answer: Callable[[Submission, int], Answer]
-    ) -> None:
-        """`answer` makes the executor's side of one choice of a submission."""
+    def __init__(self, executor: KernelExecutor, collector: Collector) -> None:
         self.collector = collector
-        self._executor, self._answer = executor, answer
+        self._executor = executor
         self._inbox: deque[Command] = deque()
         self._submitted: dict[str, Submission] = {}
         self._began_ns = 0
@@ -60,7 +55,7 @@ class EngineSurroundings:
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
         submission = self._submitted.pop(request.id)
-        answers = {number: self._answer(submission, choice) for choice, number in enumerate(numbers)}
+        answers = dict(zip(numbers, submission.answers, strict=True))
         for number, answer in answers.items():
             self._executor.add(number, answer)
         self.collector.follow(request.id, submission.prompt, answers, now, streams=submission.streams)

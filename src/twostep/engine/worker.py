@@ -1,9 +1,11 @@
 """One thread that computes while its owner goes on."""
 
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
-from typing import Generic, TypeVar
+from threading import Thread, current_thread
+from types import MethodType
+from typing import Any, Generic, TypeVar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -12,18 +14,25 @@ Result = TypeVar("Result")
 class Worker(Generic[Task, Result]):
     """Runs `compute` on one task at a time: beside its owner if `overlap`, else when the result is asked for.
 
-    `compute` may be run again on a task that it failed on, or was interrupted in.
+    `compute` may be run again on a task that it failed on, or was interrupted in. The thread ends with its owner, or
+    with the interpreter, after the task it has: one that the interpreter stops in the midst of native code would abort
+    the process. It keeps neither owner nor `compute` alive.
     """
 
     def __init__(self, compute: Callable[[Task], Result], *, overlap: bool) -> None:
-        self._compute = compute
+        self._compute: Callable[[], Callable[[Task], Result] | None] = (
+            weakref.WeakMethod(compute) if isinstance(compute, MethodType) else lambda: compute
+        )
         self._task: Task | None = None
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._results: list[Result | BaseException] = []
         self._done: SimpleQueue[None] = SimpleQueue()
-        self._thread = Thread(target=self._work, name="twostep-step", daemon=True) if overlap else None
-        if self._thread:
+        self._thread: Thread | None = None
+        if overlap:
+            shared = self._compute, self._tasks, self._results, self._done
+            self._thread = Thread(target=_work, args=shared, name="twostep-step", daemon=True)
             self._thread.start()
+            self._end = weakref.finalize(self, _end, self._tasks, self._thread)
 
     def start(self, task: Task) -> None:
         """Returns at once."""
@@ -36,8 +45,10 @@ class Worker(Generic[Task, Result]):
         """Of the task started last; waits for it. Raises what `compute` raised; asked again, it computes again."""
         assert self._task is not None, "no task was started"
         if self._thread is None:
-            return self._compute(self._task)
+            return self._compute_here(self._task)
         while not self._results:  # not the queue: an exception in here may take its entry
+            if not self._end.alive:  # the interpreter ends, and the thread has
+                return self._compute_here(self._task)
             self._done.get()
         result = self._results[0]
         if isinstance(result, BaseException):
@@ -48,14 +59,34 @@ class Worker(Generic[Task, Result]):
     def close(self) -> None:
         """Ends the thread when its task is done."""
         if self._thread:
-            self._tasks.put(None)
-            self._thread.join()
+            self._end()
             self._thread = None
 
-    def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            try:
-                self._results.append(self._compute(task))
-            except BaseException as error:
-                self._results.append(error)
-            self._done.put(None)
+    def _compute_here(self, task: Task) -> Result:
+        compute = self._compute()
+        assert compute is not None, "who owns the worker is here"
+        return compute(task)
+
+
+def _work(
+    method: Callable[[], Callable[[Task], Result] | None],
+    tasks: "SimpleQueue[Task | None]",
+    results: "list[Result | BaseException]",
+    done: "SimpleQueue[None]",
+) -> None:
+    while (task := tasks.get()) is not None:
+        compute = method()
+        if compute is None:
+            return
+        try:
+            results.append(compute(task))
+        except BaseException as error:
+            results.append(error)
+        del compute, task
+        done.put(None)
+
+
+def _end(tasks: "SimpleQueue[Any]", thread: Thread) -> None:
+    tasks.put(None)
+    if thread is not current_thread():  # which may be who lets the owner go
+        thread.join()

@@ -23,10 +23,11 @@ class Recorder:
 
     def __init__(self, path: Path, settings: Settings, about: Mapping[str, str]) -> None:
         try:
-            self._file = path.open("xb")
+            self._file = path.open("xb", buffering=0)
         except FileExistsError as error:
-            raise RecordingError(f"{path} exists; a recording never takes the place of a file") from error
+            raise RecordingError(f"{path} exists; a recording never takes its place, give --record another name") from error
         self._last_ns = 0
+        self._failed = False
         self._write(encode_header(new_header(settings, about)))
 
     def turn(self, times_ns: Sequence[int], before: Sequence[Command]) -> None:
@@ -51,8 +52,14 @@ class Recorder:
         return differences
 
     def _write(self, value: object) -> None:
-        self._file.write(to_bytes(value) + b"\n")
-        self._file.flush()
+        """Where the file takes no more, the recording ends: the error is raised once, the run may go on without it."""
+        if self._failed:
+            return
+        try:
+            self._file.write(to_bytes(value) + b"\n")
+        except OSError as error:
+            self._failed = True
+            raise RecordingError(f"{self._file.name}: {error.strerror}; the recording ends here") from error
 
     def close(self) -> None:
         self._file.close()
@@ -111,15 +118,19 @@ class RecordedSurroundings:
 
     def catch_up(self) -> None:
         """Without a step being computed it is the end of a turn that served none."""
-        if self._before and not self._computing:
-            self._recorder.turn(self._times_ns, self._before)
-            self._begin_turn()
         self._around.catch_up()
+        if self._before and not self._computing:
+            try:
+                self._recorder.turn(self._times_ns, self._before)
+            finally:
+                self._begin_turn()
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
-        self._recorder.step(self._times_ns, self._before, self._during, result, step.plan)
-        self._begin_turn()
         self._around.ended(step, result, resolved, now)
+        try:
+            self._recorder.step(self._times_ns, self._before, self._during, result, step.plan)
+        finally:
+            self._begin_turn()
 
     def _begin_turn(self) -> None:
         self._times_ns.clear()
