@@ -156,7 +156,7 @@ def test_a_time_budget_tells_its_model_what_was_measured() -> None:
         ({"seats": 0}, "at least one seat"),
         ({"groups": ()}, "a block in each group"),
         ({"groups": (BlockGroup(5), BlockGroup(0, 16))}, "a block in each group"),
-        ({"step_tokens": 271}, "a step of 271 tokens is too narrow; it needs at least 272: 16 seats that decode, 256 for prompts"),
+        ({"step_tokens": 271}, "it needs at least 272: 16 seats that decode, 256 for prompts"),
         ({"priority_preempts": True, "order": fcfs}, "priority_preempts needs an order by priority"),
     ],
 )
