@@ -25,7 +25,8 @@ class Recorder:
         try:
             self._file = path.open("xb", buffering=0)
         except FileExistsError as error:
-            raise RecordingError(f"{path} exists; a recording never takes its place, give --record another name") from error
+            problem = f"{path} exists; a recording never takes its place, give --record another name"
+            raise RecordingError(problem) from error
         self._last_ns = 0
         self._failed = False
         self._write(encode_header(new_header(settings, about)))
