@@ -81,7 +81,7 @@ def test_a_line_of_several_prompts_is_one_answer(model: LoadedModel, tmp_path: P
 def test_a_line_with_a_prompt_that_is_refused_asks_for_none_of_its_prompts(model: LoadedModel, tmp_path: Path) -> None:
     requests = written(tmp_path / "in", [completion("a", ["one", "two", "word " * 2000, "three"]), completion("b")])
     engine = FakeEngine(model)
-    with pytest.raises(UnansweredError, match=r"^1 requests got an error"):
+    with pytest.raises(UnansweredError, match=r"^1 of 2 answers are errors"):
         answer_file(requests, tmp_path / "out", lambda: engine, ["m"])
     assert engine.submitted == ["1.0", "1.1", "2.0"]
     assert engine.aborted == ["1.0", "1.1"]
@@ -119,7 +119,7 @@ def test_a_bad_body_is_answered_as_such_and_the_others_go_on(model: LoadedModel,
         completion("good"),
     ]
     out = tmp_path / "out"
-    with pytest.raises(UnansweredError, match=r"^7 requests got an error, see .*out; the first: line 1: temperature"):
+    with pytest.raises(UnansweredError, match=r"^7 of 8 answers are errors, see .*out; the first: line 1: temperature"):
         answer_file(written(tmp_path / "in", lines), out, lambda: FakeEngine(model), ["m"])
     answers = answers_in(out)
     status = {id_: answer["response"]["status_code"] for id_, answer in answers.items()}
@@ -164,7 +164,7 @@ def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
 
 def test_empty_lines_are_no_requests(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\n" + GOOD + b"  \n\n")
-    assert check_lines(tmp_path / "in") == ["a"]
+    assert check_lines(tmp_path / "in") == {"a": 2}
 
 
 def test_a_second_run_answers_only_what_is_left(model: LoadedModel, tmp_path: Path) -> None:
@@ -180,6 +180,57 @@ def test_a_second_run_answers_only_what_is_left(model: LoadedModel, tmp_path: Pa
     after = out.read_bytes()
     answer_file(tmp_path / "in", out, never, ["m"])
     assert out.read_bytes() == after
+
+
+def test_errors_of_earlier_runs_are_told_again(model: LoadedModel, tmp_path: Path) -> None:
+    lines = [completion("a"), completion("b", temperature="hot"), completion("c", top_p=3)]
+    requests, out = written(tmp_path / "in", lines), tmp_path / "out"
+    told = "2 of 3 answers are errors, see .*out; the first: line 2: temperature is 'hot'; .*retry-errors asks again"
+    for load in (lambda: FakeEngine(model), never):
+        with pytest.raises(UnansweredError, match=told):
+            answer_file(requests, out, load, ["m"])
+    with pytest.raises(UnansweredError, match=r"^2 of 4 answers are errors"):
+        answer_file(written(tmp_path / "in", [*lines, completion("d")]), out, lambda: FakeEngine(model), ["m"])
+
+
+def test_errors_are_asked_again_if_so_wished(model: LoadedModel, tmp_path: Path) -> None:
+    requests, out = tmp_path / "in", tmp_path / "answers"
+    lines = [completion("a"), completion("b", model="other"), completion("c", seed=13), completion("d")]
+    with pytest.raises(UnansweredError, match=r"^2 of 4 answers are errors"):
+        answer_file(written(requests, lines), out, lambda: FakeEngine(model), ["m"])
+    out.chmod(0o640)
+    good = [line for line in out.read_bytes().splitlines(keepends=True) if b'"status_code": 200' in line]
+    engine = FakeEngine(model)
+    with pytest.raises(UnansweredError, match=r"^1 of 4 answers are errors, .*; the first: line 3: bad luck"):
+        answer_file(requests, out, lambda: engine, ["m", "other"], retry_errors=True)
+    assert engine.submitted == ["2.0", "3.0"]
+    assert out.read_bytes().startswith(b"".join(good))
+    assert answers_in(out).keys() == set("abcd")
+    assert out.stat().st_mode & 0o777 == 0o640
+    assert {path.name for path in tmp_path.iterdir()} == {"in", "answers"}
+
+
+def test_nothing_is_rewritten_where_no_answer_is_an_error(model: LoadedModel, tmp_path: Path) -> None:
+    requests, out = written(tmp_path / "in", [completion("a")]), tmp_path / "out"
+    answer_file(requests, out, lambda: FakeEngine(model), ["m"])
+    before = out.stat()
+    answer_file(requests, out, never, ["m"], retry_errors=True)
+    assert out.stat().st_ino == before.st_ino
+
+
+def test_a_file_without_its_errors_is_locked_like_the_one_before(tmp_path: Path) -> None:
+    out = written(tmp_path / "out", [{"custom_id": "a", "response": None, "error": {"message": "no"}}])
+    with AnswerFile(out, ["a"], without_errors=True) as answers:
+        assert (answers.answered, out.read_bytes()) == (set(), b"")
+        with pytest.raises(BatchFileError, match="another process is writing"):
+            AnswerFile(out, ["a"])
+
+
+def test_salts_reach_the_engine(model: LoadedModel, tmp_path: Path) -> None:
+    engine = FakeEngine(model)
+    lines = [completion("a", ["x", "y"], cache_salt="ours"), chat("b")]
+    answer_file(written(tmp_path / "in", lines), tmp_path / "out", lambda: engine, ["m"])
+    assert engine.salts == ["ours", "ours", ""]
 
 
 def test_wherever_a_kill_tore_the_file_nothing_is_lost_or_doubled(model: LoadedModel, tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def finish(requests: Path, out: Path, *more: str) -> str:
     return result.stderr.decode()
 
 
-def stop(requests: Path, out: Path, number: signal.Signals, answers: int) -> tuple[int, str]:
+def stop(requests: Path, out: Path, number: signal.Signals, answers: int, *more: str) -> tuple[int, str]:
     """Sends the signal when so many answers are there; exit code and standard error."""
-    with subprocess.Popen(command(requests, out), stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command(requests, out, *more), stderr=subprocess.PIPE) as process:
         started_s = monotonic()
         while not out.exists() or out.read_bytes().count(b"\n") < answers:
             assert process.poll() is None, "it ended too early"
@@ -105,6 +105,19 @@ def test_stopped_it_keeps_what_is_finished_and_says_how_to_go_on(
     kept = said_by_model(out)
     assert 5 <= len(kept) < COUNT
     assert kept.items() <= uninterrupted.items()
+
+
+def test_a_recording_is_not_taken_up_again_and_it_says_what_to_do(
+    requests: Path, tmp_path: Path, uninterrupted: dict[str, list[Any]]
+) -> None:
+    out, recording = tmp_path / "answers.jsonl", ("--record", str(tmp_path / "one.rec"))
+    _, said = stop(requests, out, signal.SIGTERM, 5, *recording)
+    assert said.splitlines()[-1].endswith(f"the same command with another --record goes on from what {out} has")
+    again = subprocess.run(command(requests, out, *recording), capture_output=True, text=True, timeout=60, check=False)
+    assert again.returncode == 1
+    assert again.stderr.endswith("one.rec exists; a recording never takes its place, give --record another name\n")
+    finish(requests, out, "--record", str(tmp_path / "two.rec"))
+    assert said_by_model(out) == uninterrupted
 
 
 def test_it_says_at_the_start_how_memory_is_divided_and_what_is_set(

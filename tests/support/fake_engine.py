@@ -16,6 +16,7 @@ class FakeEngine:
         self.model = model
         self.submitted: list[str] = []
         self.params: list[SamplingParams] = []
+        self.salts: list[str] = []
         self.aborted: list[str] = []
         self.closed = False
         self.most_waiting = 0
@@ -24,7 +25,13 @@ class FakeEngine:
         self._waiting: list[RequestOutput] = []
 
     def submit(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> str:
         if id is None or id in self.submitted:
             raise InvalidParameterError(f"id is {id!r}; it has to be new")
@@ -39,6 +46,7 @@ class FakeEngine:
         )
         self.submitted.append(id)
         self.params.append(params)
+        self.salts.append(cache_salt)
         self._waiting.append(RequestOutput(id, prompt_token_ids, choices, cached_tokens=3))
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         return id

@@ -33,9 +33,9 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
                 yield _line(number, json_line(path, number, raw), f"{path}, line {number}")
 
 
-def check_lines(path: Path) -> list[str]:
-    """The custom ids of a file, in its order. Raises `BatchFileError` at the first line that is not a request, or
-    whose id an earlier one has."""
+def check_lines(path: Path) -> dict[str, int]:
+    """Each custom id of a file and the number of its line, in its order. Raises `BatchFileError` at the first line that
+    is not a request, or whose id an earlier one has."""
     numbers: dict[str, int] = {}
     for line in read_lines(path):
         first = numbers.setdefault(line.custom_id, line.number)
@@ -44,7 +44,7 @@ def check_lines(path: Path) -> list[str]:
             raise BatchFileError(f"{path}, line {line.number}: {problem}")
     if not numbers:
         raise BatchFileError(f"{path} has no requests")
-    return list(numbers)
+    return numbers
 
 
 def json_line(path: Path, number: int, raw: bytes) -> Any:

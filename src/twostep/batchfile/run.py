@@ -26,7 +26,13 @@ class Engine(Protocol):
     def model(self) -> LoadedModel: ...
 
     def submit(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, id: str | None = None, priority: int = 0
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> str:
         """Takes a request on and returns its id. Raises `TwostepError` for what cannot be answered."""
         ...
@@ -70,10 +76,6 @@ class BatchRun:
         self._write = write
         self._finished = finished
         self._open: dict[str, tuple[_Open, int]] = {}
-        self.failed = 0
-        """Requests that got an error for an answer."""
-        self.first_failure = ""
-        """Which it was, and why."""
 
     def run(self, lines: Iterable[BatchLine]) -> None:
         """Answers all lines, in the order in which they finish."""
@@ -98,11 +100,14 @@ class BatchRun:
         for prompt, tokens in enumerate(request.prompts):
             id_ = f"{line.number}.{prompt}"
             try:
-                self._engine.submit(tokens, request.params, id=id_, priority=request.priority)
+                self._submit(id_, tokens, request)
             except TwostepError:
                 self._give_up(line, prompt)
                 raise
             self._open[id_] = started, prompt
+
+    def _submit(self, id_: str, tokens: Sequence[int], asked: ApiRequest) -> None:
+        self._engine.submit(tokens, asked.params, id=id_, priority=asked.priority, cache_salt=asked.cache_salt)
 
     def _give_up(self, line: BatchLine, prompts: int) -> None:
         """One prompt of a line is refused, so that the `prompts` before it are asked in vain."""
@@ -132,8 +137,6 @@ class BatchRun:
             self._answer(done.line, 200, body, unique, sum(output.output_tokens for output in outputs))
 
     def _fail(self, line: BatchLine, error: ApiError) -> None:
-        self.failed += 1
-        self.first_failure = self.first_failure or f"line {line.number}: {error}"
         self._answer(line, error.status, error.body(), uuid4().hex, tokens=0)
 
     def _answer(self, line: BatchLine, status: int, body: Mapping[str, Any], unique: str, tokens: int) -> None:

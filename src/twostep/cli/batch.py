@@ -29,30 +29,54 @@ def run(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
     """`defaults` gives the default of an option: one that differs was given."""
     _check_options(options, defaults)
     settings = engine_options.settings(options)
-    answer_file(options.file, options.out, lambda: _load(options, settings), names(options))
+    again = "the same command" if options.record is None else "the same command with another --record"
+    answer_file(
+        options.file, options.out, lambda: _load(options, settings), names(options),
+        retry_errors=options.retry_errors, again=again,
+    )  # fmt: skip
 
 
-def answer_file(requests: Path, out: Path, load: Callable[[], "Engine"], names: Sequence[str]) -> None:
+def answer_file(
+    requests: Path,
+    out: Path,
+    load: Callable[[], "Engine"],
+    names: Sequence[str],
+    *,
+    retry_errors: bool = False,
+    again: str = "the same command",
+) -> None:
     """Answers what no earlier run has answered; `load` is called once it is known that there is something.
 
-    Raises `BatchFileError` for files that cannot be used, before anything is computed; `UnansweredError` at the end,
-    if there were requests that could not be answered.
+    With `retry_errors` an error is no answer. `again` is how a run that is stopped goes on. Raises `BatchFileError` for
+    files that cannot be used, before anything is computed; `UnansweredError` at the end, if there are requests, also of
+    earlier runs, that could not be answered.
     """
     from twostep.batchfile.answers import AnswerFile
     from twostep.batchfile.lines import check_lines
     from twostep.terminal import StatusLine
 
-    custom_ids = check_lines(requests)
-    with AnswerFile(out, custom_ids) as answers:
-        if len(answers.answered) == len(custom_ids):
-            StatusLine().say(f"all {len(custom_ids)} requests have their answers in {out}")
-            return
-        with closing(load()) as engine:
-            _answer_rest(requests, out, answers, engine, names, len(custom_ids))
+    lines = check_lines(requests)
+    with AnswerFile(out, lines, without_errors=retry_errors) as answers:
+        if len(answers.answered) == len(lines):
+            StatusLine().say(f"all {len(lines)} requests have their answers in {out}")
+        else:
+            with closing(load()) as engine:
+                _answer_rest(requests, answers, engine, names, len(lines), f"{again} goes on from what {out} has")
+        _check_errors(answers.errors, lines, out)
+
+
+def _check_errors(errors: Mapping[str, str], lines: Mapping[str, int], out: Path) -> None:
+    if not errors:
+        return
+    custom_id, problem = next(iter(errors.items()))
+    first = f"line {lines[custom_id]}: {problem}"
+    raise UnansweredError(
+        f"{len(errors)} of {len(lines)} answers are errors, see {out}; the first: {first} (--retry-errors asks again)"
+    )
 
 
 def _answer_rest(
-    requests: Path, out: Path, answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int
+    requests: Path, answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int, how_to_go_on: str
 ) -> None:
     from twostep.batchfile.lines import read_lines
     from twostep.batchfile.run import BatchRun
@@ -63,13 +87,11 @@ def _answer_rest(
     try:
         batch.run(line for line in read_lines(requests) if line.custom_id not in answers.answered)
     except (KeyboardInterrupt, SystemExit):
-        progress.say(f"stopped at {progress.summary()}; the same command goes on from what {out} has")
+        progress.say(f"stopped at {progress.summary()}; {how_to_go_on}")
         raise
     finally:
         progress.clear()
     progress.say(progress.summary())
-    if batch.failed:
-        raise UnansweredError(f"{batch.failed} requests got an error, see {out}; the first: {batch.first_failure}")
 
 
 def names(options: argparse.Namespace) -> list[str]:

@@ -51,6 +51,7 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
 def _add_file(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format")
     group.add_argument("--out", type=Path, metavar="ANSWERS", help="where answers go; those that it has are kept")
+    group.add_argument("--retry-errors", action="store_true", help="ask again where an answer in ANSWERS is an error")
     group.add_argument("--served-model-name", metavar="NAME", help="what requests call the model (default: --model)")
     engine_options.add_to(group)
 
@@ -61,8 +62,8 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         return
     if options.file is not None or options.out is not None:
         parser.error("--file and --out need each other")
-    for name in ("served_model_name", *engine_options.NAMES):
-        if getattr(options, name) is not None:
+    for name in ("served_model_name", "retry_errors", *engine_options.NAMES):
+        if getattr(options, name) != parser.get_default(name):
             parser.error(f"--{name.replace('_', '-')} is for --file")
     if options.prompt is None:
         parser.error("the following arguments are required: PROMPT, or --file and --out")
