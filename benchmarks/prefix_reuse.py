@@ -25,7 +25,7 @@ class Effort:
     runs: int
 
 
-FULL = Effort(requests=16, prompt=512, shared=464, runs=7)
+FULL = Effort(requests=16, prompt=512, shared=464, runs=5)
 QUICK = Effort(requests=2, prompt=48, shared=32, runs=1)
 
 
