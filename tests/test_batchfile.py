@@ -366,3 +366,12 @@ def test_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit, match="2"):
         main(["generate", *arguments])
     assert capsys.readouterr().err == f"twostep: {message} (see twostep generate --help)\n"
+
+
+@pytest.mark.parametrize("tail", [b"my precious notes", b'{"custom_id": "a", "method": "POST"}', b"\0"])
+def test_a_last_line_without_an_end_that_is_no_torn_answer_is_never_cut_off(tmp_path: Path, tail: bytes) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_bytes(tail)
+    with pytest.raises(BatchFileError, match="is no answer"):
+        AnswerFile(out, {"a": 1})
+    assert out.read_bytes() == tail

@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, Self
 from twostep.batchfile.lines import BatchFileError, json_line
 from twostep.engine.refusals import shown
 
+ANSWER_BEGINS = b'{"id": "batch_req_'
+"""Of a line without its end only one that begins so is a torn answer, and may be cut off."""
 SYNC_EVERY_S = 1.0
 """After a power cut at most the answers of so long have to be computed again. A killed process loses none."""
 
@@ -26,6 +28,8 @@ class AnswerFile:
     def __init__(self, path: Path, custom_ids: Collection[str], *, without_errors: bool = False) -> None:
         """Makes the file if there is none; `without_errors` takes those lines out of it, so that their requests have no
         answer. Raises `BatchFileError` if it holds anything but answers to these requests."""
+        if path.exists() and not path.is_file():
+            raise BatchFileError(f"{path}: not a file that answers can be kept in")
         self._path = path
         self._file: BinaryIO = path.open("a+b")
         self._synced_s = monotonic()
@@ -76,6 +80,8 @@ class AnswerFile:
             if raw.endswith(b"\n"):
                 self._note(number, raw, custom_ids)
                 whole_bytes += len(raw)
+            elif raw[: len(ANSWER_BEGINS)] != ANSWER_BEGINS[: len(raw)]:
+                raise BatchFileError(f"{self._path}, line {number}: {shown(raw.decode(errors='replace'))} is no answer")
         self._file.truncate(whole_bytes)
 
     def _note(self, number: int, raw: bytes, custom_ids: frozenset[str]) -> None:

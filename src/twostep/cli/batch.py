@@ -56,6 +56,8 @@ def answer_file(
     from twostep.terminal import StatusLine
 
     lines = check_lines(requests)
+    if out.exists() and out.samefile(requests):
+        raise InvalidParameterError(f"--out is {out}, which is the file of requests")
     with AnswerFile(out, lines, without_errors=retry_errors) as answers:
         if len(answers.answered) == len(lines):
             StatusLine().say(f"all {len(lines)} requests have their answers in {out}")

@@ -105,7 +105,9 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
     settings = json.loads(requests.readline())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (settings["memory_bytes"], settings["memory_bytes"]))
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    memory_bytes = settings["memory_bytes"] if hard == resource.RLIM_INFINITY else min(settings["memory_bytes"], hard)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     renderer = Renderer(settings)
     for line in requests:
         answers.write(json.dumps(renderer.answer(line)).encode() + b"\n")
