@@ -15,6 +15,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from support.http_server import Host, Served
 
+from twostep.engine.conversation import ROLES
 from twostep.server.openapi import document
 
 OPERATIONS = [(path, method) for path, operations in document()["paths"].items() for method in operations]
@@ -24,7 +25,8 @@ BEYOND_SCHEMAS = (
     "chat_template_kwargs", "logit_bias",
 )  # fmt: skip
 _TEXT = {"type": "string", "minLength": 1, "pattern": "^[a-z ]+$"}
-_MESSAGE = {"type": "object", "properties": {"role": _TEXT, "content": _TEXT}, "required": ["role", "content"]}
+_ROLE = {"enum": list(ROLES)}
+_MESSAGE = {"type": "object", "properties": {"role": _ROLE, "content": _TEXT}, "required": ["role", "content"]}
 SIMPLE = {"prompt": _TEXT, "messages": {"type": "array", "minItems": 1, "maxItems": 3, "items": _MESSAGE}}
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from twostep.engine.conversation import ROLES
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
 from twostep.kernels.sampling import MAX_LOGPROBS
 from twostep.openai_api.prompts import MAX_PROMPTS
@@ -76,7 +77,7 @@ _CHAT: Schema = {
             "type": "object",
             "required": ["role"],
             "properties": {
-                "role": _TEXT,
+                "role": {"enum": list(ROLES)},
                 "content": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]},
             },
         },
