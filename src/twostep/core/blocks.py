@@ -35,16 +35,21 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """Free blocks, now with one user each and no name. Raises `IndexError` if there are not so many."""
-        if count > self.free:
-            raise IndexError(f"{self.free} free blocks, {count} wanted")
-        for block in list(islice(self._cached, max(0, count - len(self._blank)))):
-            del self._named[self._hash_of.pop(block)]
-            del self._cached[block]
-            self._blank.insert(0, block)
+        if count > len(self._blank):
+            self._give_up_cached(count)
         taken = [self._blank.pop() for _ in range(count)]
         for block in taken:
             self.users[block] = 1
         return taken
+
+    def _give_up_cached(self, count: int) -> None:
+        """Makes cached blocks blank, those let go longest ago, until so many are; they are the last to be given out."""
+        if count > self.free:
+            raise IndexError(f"{self.free} free blocks, {count} wanted")
+        for block in list(islice(self._cached, count - len(self._blank))):
+            del self._named[self._hash_of.pop(block)]
+            del self._cached[block]
+            self._blank.insert(0, block)
 
     def share(self, block: int) -> None:
         """One more user of a block that is in use or cached."""

@@ -58,9 +58,10 @@ class KvCache:
 
     def needs(self, seq: Seq, computed: int, more: int) -> Counts:
         """Blocks to take for `more` positions after the first `computed`, less those the windows give back."""
-        blocks = blocks_for(computed + more)
-        lacking = (blocks - len(table) - self._passed_alone(seq, g, computed) for g, table in enumerate(seq.tables))
-        return tuple(max(0, count) for count in lacking)
+        lacking = [blocks_for(computed + more) - len(table) for table in seq.tables]
+        if self.windowed:
+            lacking = [count - self._passed_alone(seq, g, computed) for g, count in enumerate(lacking)]
+        return tuple([max(0, count) for count in lacking])
 
     def match(self, hashes: Sequence[bytes], limit: int) -> int:
         """How many of the first `limit` blocks need not be computed: all that a token after them sees is here."""

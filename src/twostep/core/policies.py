@@ -84,7 +84,7 @@ class Grant(NamedTuple):
 
 
 class Chunking(Protocol):
-    """Says how many tokens of a prompt join a step."""
+    """Says how many tokens of a prompt join a step. Without `predict_ns` and `observe` of its own it knows no time."""
 
     @property
     def least_tokens(self) -> int:
@@ -94,24 +94,16 @@ class Chunking(Protocol):
         """Of `wanted` tokens from position `start`, beside what is already in the step. `decoding`: others wait."""
 
     def predict_ns(self, shape: StepShape) -> int | None:
-        """What it expects a step to take, if it expects anything."""
-
-    def observe(self, shape: StepShape, measured_ns: int) -> None:
-        """Feedback; only `Scheduler.resolve` calls it."""
-
-
-class _Timeless:
-    """A chunk policy that knows no time."""
-
-    def predict_ns(self, shape: StepShape) -> int | None:
+        """What it expects a step to take; None: it knows no time."""
         return None
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
-        pass
+        """Feedback; only `Scheduler.resolve` calls it."""
+        return None
 
 
 @dataclass(frozen=True)
-class Unchunked(_Timeless):
+class Unchunked(Chunking):
     """Prompts are never cut: each is computed in one step, several together up to `budget_tokens`."""
 
     budget_tokens: int
@@ -124,7 +116,7 @@ class Unchunked(_Timeless):
 
 
 @dataclass(frozen=True)
-class TokenBudget(_Timeless):
+class TokenBudget(Chunking):
     """A step has at most `budget_tokens`, decoded ones included."""
 
     budget_tokens: int
@@ -135,7 +127,7 @@ class TokenBudget(_Timeless):
 
 
 @dataclass(frozen=True)
-class TimeBudget:
+class TimeBudget(Chunking):
     """A step is predicted to end within `budget_ns` while others decode, else within `ceiling_ns`.
 
     With nobody to delay wide chunks give the best TTFT; the ceiling keeps aborts and newcomers heard.

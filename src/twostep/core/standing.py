@@ -77,5 +77,4 @@ class Standing:
         last = {n: step for step, here in self._last.items() for n in here}
         assert last == {n: self._last_step(seq) for n, seq in self._members.items()}, "last steps"
         assert all(step > self.steps for step in last.values()), "a member outlived its last step"
-        context = sum(self.computed(seq) + 1 for seq in self.members)
-        assert self.context_tokens == context, "context"
+        assert self.context_tokens == sum(self.computed(seq) + 1 for seq in self.members), "context"
