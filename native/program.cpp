@@ -113,8 +113,7 @@ void Program::grow(int rows) {
 
 void Program::copy_block(int source, int target) {
   const Team::Turn turn(team_);
-  const size_t size = block_elements();
-  for (int layer = 0; layer < dims_.layers; ++layer) std::copy_n(layer_blocks(layer) + source * size, size, layer_blocks(layer) + target * size);
+  std::copy_n(kv_block(0, source), dims_.layers * block_elements(), kv_block(0, target));
 }
 
 bool Program::forward(const Batch& batch, float* out) {
@@ -337,7 +336,7 @@ void Program::run_logits(const Instruction& instruction, const Batch& batch, flo
 
 KvView Program::view(const Batch& batch, int layer, int slice, int kv_head) const {
   const size_t block = block_elements();
-  return {layer_blocks(layer) + kv_head * (block / dims_.kv_heads), block, batch.tables + batch.table_starts[slice], dims_.head_dim};
+  return {kv_block(layer, 0) + kv_head * (block / dims_.kv_heads), block * dims_.layers, batch.tables + batch.table_starts[slice], dims_.head_dim};
 }
 
 // Cuts the step's rows into tasks of one KV head and at most kMaxQueryRows query rows. Where that gives too few for the

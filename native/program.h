@@ -118,7 +118,9 @@ class Program {
   void join(const QueryTask&);
   void finish_heads(const QueryTask&, const float* states);
   size_t block_elements() const { return size_t(2) * padded(dims_.head_dim) * kBlock * dims_.kv_heads; }  // of one layer
-  uint16_t* layer_blocks(int layer) const { return kv_ + size_t(layer) * kv_blocks_ * block_elements(); }
+  // A block of one layer. All layers of a block lie together, so that memory is first touched as blocks are first used:
+  // with a region for each layer one step meets a new huge page in all of them at once, and the system clears 2 MB each.
+  uint16_t* kv_block(int layer, int block) const { return kv_ + (size_t(block) * dims_.layers + layer) * block_elements(); }
   KvView view(const Batch&, int layer, int slice, int kv_head) const;
   float* buffer(Buffer which) const;
   int buffer_width(Buffer which) const;

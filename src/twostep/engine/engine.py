@@ -28,7 +28,7 @@ from twostep.recording.writer import RecordedSurroundings, Recorder
 
 MOST_URGENT = 2**31 - 1
 """Priorities are from its negative to it, the least number being the most urgent."""
-KV_FORMAT = "f16 v1"
+KV_FORMAT = "f16 v2"
 """Names the layout of a KV block: equal hashes mean equal bytes."""
 
 
