@@ -1,5 +1,6 @@
 """Models for the tests: the default one is fetched if need be, larger ones are used where somebody put them."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from twostep.store.cache import cache_folder
 from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
 from twostep.store.fetch import ensure
 from twostep.store.progress import Progress
+
+# A shell that starts the tests in the background has SIGINT ignored, which every process they start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEVELOPMENT_MODELS = {
     "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",

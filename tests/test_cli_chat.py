@@ -295,15 +295,18 @@ def test_at_a_terminal_ctrl_c_throws_a_line_away_and_ctrl_d_leaves(stub: StubSer
         [COMMAND, "chat", "--url", stub.url], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:  # fmt: skip
         os.close(theirs)
-        read_until(ours, "> $")
-        os.write(ours, b"half a li")
-        read_until(ours, "half a li$")
-        process.send_signal(signal.SIGINT)
-        read_until(ours, "> $")
-        os.write(ours, b"Hi\n")
-        read_until(ours, r"Hello!\r\n\[TTFT .*\]\r\n> $")
-        os.write(ours, b"\x04")
-        assert process.wait(20) == 0
+        try:
+            read_until(ours, "> $")
+            os.write(ours, b"half a li")
+            read_until(ours, "half a li$")
+            process.send_signal(signal.SIGINT)
+            read_until(ours, "> $")
+            os.write(ours, b"Hi\n")
+            read_until(ours, r"Hello!\r\n\[TTFT .*\]\r\n> $")
+            os.write(ours, b"\x04")
+            assert process.wait(20) == 0
+        finally:
+            process.kill()  # else a failure would wait for it
     os.close(ours)
     assert [message["content"] for message in stub.bodies[0]["messages"]] == ["Hi"]
 
