@@ -91,8 +91,9 @@ def assert_as_before(made: Host, front: Served) -> None:
 def assert_counted(made: Host, front: Served, ends: Counter[str]) -> None:
     replies = [*front.state.ledger._replies.values()]
     statuses = Counter(reply.status for reply in replies)
-    assert statuses[200] == ends["answered"]
-    assert statuses[499] <= ends["gone"]
+    early = statuses[200] - ends["answered"]  # answered in full before their client left
+    assert early >= 0
+    assert early + statuses[499] <= ends["gone"]
     assert all(not reply.awaited for reply in replies), "an output never came"
     choices = [choice for reply in replies for output in reply.outputs for choice in output.choices]
     told = Counter(choice.finish_reason for choice in choices)
