@@ -14,20 +14,18 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import interference, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks import command, interference, machine, output_lengths, paging, prefix_reuse, throughput
 from benchmarks.interference import StallPoint
 from benchmarks.llama_cpp import programs_version, requantise
 from benchmarks.llama_server import LlamaServer
 from benchmarks.openvino import OpenVinoServing
 from benchmarks.output_lengths import LengthsPoint
 from benchmarks.paging import Paging
-from benchmarks.peers_model import INSTALL, LLAMA_BEST
+from benchmarks.peers_model import LLAMA_BEST
 from benchmarks.prefix_reuse import PrefixPoint
 from benchmarks.progress import say
-from benchmarks.results import check_writable, write
 from benchmarks.serving_engines import Twostep
 from benchmarks.throughput import Throughput
-from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.progress import Progress
@@ -78,32 +76,14 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    try:
-        check_writable(options.out)
-        result = measure(options)
-    except TwostepError as error:
-        print(f"benchmarks.batching: {error}", file=sys.stderr)
-        return 1
-    write(result, f"batching-{machine.slug(result.machine.cpu)}.json", options.out, quick=options.quick)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.batching",
-        description="Measures what batching brings, and Twostep beside other engines that serve.",
-        epilog=INSTALL,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    description = "Measures what batching brings, and Twostep beside other engines that serve."
+    options = command.parser_with_peers("batching", description).parse_args(arguments)
+    return command.run(
+        "batching",
+        options,
+        lambda: measure(options),
+        lambda result: f"batching-{machine.slug(result.machine.cpu)}.json",
     )
-    parser.add_argument("--llama-dir", type=Path, metavar="DIR", help="folder of llama.cpp's programs")
-    parser.add_argument("--llama-version", metavar="TEXT", help="where llama-bench --version does not know it")
-    parser.add_argument("--openvino-python", type=Path, metavar="PYTHON", help="a Python that has openvino-genai")
-    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
-    )
-    return parser
 
 
 def measure(options: argparse.Namespace) -> Result:
@@ -111,7 +91,7 @@ def measure(options: argparse.Namespace) -> Result:
     effort = QUICK if options.quick else FULL
     model = open_model(resolve(DEFAULT_MODEL, Progress()))
     return Result(
-        command=_command(options),
+        command=command.told_with_peers("batching", options),
         machine=surroundings,
         threads=surroundings.threads,
         model=model.path.stem,
@@ -123,13 +103,6 @@ def measure(options: argparse.Namespace) -> Result:
         paging=paging.measure(effort.paging),
         peers=_compare(options, surroundings, model, effort),
     )
-
-
-def _command(options: argparse.Namespace) -> str:
-    """Without the paths, which mean nothing elsewhere."""
-    llama = " --llama-dir DIR" if options.llama_dir else ""
-    openvino = " --openvino-python PYTHON" if options.openvino_python else ""
-    return f"python -m benchmarks.batching{llama}{openvino}"
 
 
 def _compare(

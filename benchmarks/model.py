@@ -8,16 +8,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks import counters, limits, loading, machine
+from benchmarks import command, counters, limits, loading, machine
 from benchmarks.limits import Limits
 from benchmarks.points import Point, decode_point, prefill_point, step_bytes
 from benchmarks.progress import say
 from benchmarks.prompts import prompt
-from benchmarks.results import check_writable, write
 from benchmarks.runs import Driver, Run
-from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.progress import Progress
@@ -89,27 +86,16 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    try:
-        check_writable(options.out)
-        result = measure(options)
-    except TwostepError as error:
-        print(f"benchmarks.model: {error}", file=sys.stderr)
-        return 1
-    name = f"model-{machine.slug(options.model)}-{machine.slug(result.machine.cpu)}.json"
-    write(result, name, options.out, quick=options.quick)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.model", description="Measures one model, part by part.")
+    parser = command.parser("model", "Measures one model, part by part.")
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a name, a cached file's stem or a path (%(default)s)")
     parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
-    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
+    options = parser.parse_args(arguments)
+    return command.run(
+        "model",
+        options,
+        lambda: measure(options),
+        lambda result: f"model-{machine.slug(options.model)}-{machine.slug(result.machine.cpu)}.json",
     )
-    return parser
 
 
 def measure(options: argparse.Namespace) -> Result:

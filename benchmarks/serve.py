@@ -4,7 +4,6 @@ Tokens per second over HTTP beside `LLM` in process, what is added to the first 
 prompt is computed, start and memory. One JSON file, from which `benchmarks.report` makes the table of docs/serving.md.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -12,14 +11,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks import machine, serving_front, serving_rates
+from benchmarks import command, machine, serving_front, serving_rates
 from benchmarks.progress import say
-from benchmarks.results import check_writable, write
 from benchmarks.server_process import Pair, Server
 from benchmarks.serving_front import Health, Idle
 from benchmarks.serving_rates import Rates
 from benchmarks.spread import Spread, spread
-from twostep.errors import TwostepError
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
@@ -59,24 +56,13 @@ class Result:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    try:
-        check_writable(options.out)
-        result = measure(QUICK if options.quick else FULL)
-    except TwostepError as error:
-        print(f"benchmarks.serve: {error}", file=sys.stderr)
-        return 1
-    write(result, f"serve-{machine.slug(result.machine.cpu)}.json", options.out, quick=options.quick)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serve", description="Measures the server.")
-    parser.add_argument("--quick", action="store_true", help="a few small points, to see that all works; for no table")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="default: benchmarks/results; --quick: standard output"
+    options = command.parser("serve", "Measures the server.").parse_args(arguments)
+    return command.run(
+        "serve",
+        options,
+        lambda: measure(QUICK if options.quick else FULL),
+        lambda result: f"serve-{machine.slug(result.machine.cpu)}.json",
     )
-    return parser
 
 
 def measure(effort: Effort) -> Result:
