@@ -25,10 +25,12 @@ class Vocabulary:
         self.tokens = tokenizer.vocab_size if tokenizer else rows
         self.eos_ids = frozenset(tokenizer.eos_ids) if tokenizer else frozenset[int]()
         self._padding = range(self.tokens, rows)
+        self.all = forbid(self._padding, rows) if self._padding else None
+        """The mask that allows all tokens, for every answer the same; None where no row is padding."""
 
-    def mask(self, forbidden: frozenset[int] = frozenset()) -> Mask | None:
-        """Allows all tokens but `forbidden`; None where that is everything."""
-        return forbid((*self._padding, *forbidden), self.rows) if forbidden or self._padding else None
+    def all_but(self, forbidden: frozenset[int]) -> Mask:
+        """A mask that allows all tokens but these."""
+        return forbid((*self._padding, *forbidden), self.rows)
 
 
 class Answer:
@@ -51,8 +53,9 @@ class Answer:
         self.tokens: Ints = np.empty(len(prompt) + max_tokens, np.int32)
         self.tokens[: self.known] = prompt
         self.stop_ids = params.stop_ids(vocabulary.eos_ids)
-        self._mask = vocabulary.mask()
-        self._early_mask = vocabulary.mask(self.stop_ids) if params.min_tokens else self._mask
+        self._mask = vocabulary.all
+        too_early = params.forbidden_ids(vocabulary.eos_ids, output_tokens=0)
+        self._early_mask = vocabulary.all_but(too_early) if too_early else vocabulary.all
         self._hashes = None if hashes is None else list(hashes)
         self._root = root
         self._constraint = constraint

@@ -5,8 +5,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,7 +18,6 @@ from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Cancel, Failed, FromEngine, Ping, Ready, Refused, Snapshot, Submit, ToEngine, Turned
 from twostep.engine.outputs import RequestOutput
-from twostep.engine.params import SamplingParams
 from twostep.errors import EngineDiedError
 
 
@@ -62,14 +61,6 @@ class EngineClient:
     def outstanding(self) -> int:
         """Requests that have not ended."""
         return len(self._open)
-
-    async def follow(
-        self, id: str, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0, stream: bool = False
-    ) -> AsyncIterator[Event]:
-        """Submits a request and yields what comes of it, the output last; otherwise like `follow_all`."""
-        async with aclosing(self.follow_all([Submit(id, prompt, params, priority, stream)])) as events:
-            async for event in events:
-                yield event
 
     async def follow_all(self, submits: Sequence[Submit]) -> AsyncGenerator[Event]:
         """Submits requests and yields what comes of them, until each has its output. Whoever leaves early cancels them.

@@ -104,12 +104,14 @@ class Engine:
         self._check_params(params)
         check_integer("priority", priority, -MOST_URGENT, MOST_URGENT)
         id_ = self._free_id(id)
-        tokens = self._tokens(prompt, params)
+        self._check_kind(prompt)
+        max_tokens = self._answer_limit(len(prompt), params)  # before anything is done with a long one
+        tokens = self._tokens(prompt)
         root = root_hash(str(self.model.path), KV_FORMAT, cache_salt, self._key)
         request = Request(
             id=id_,
             prompt_tokens=len(tokens),
-            max_tokens=self._answer_limit(len(tokens), params),
+            max_tokens=max_tokens,
             hashes=prompt_hashes(root, tokens) if self.config.enable_prefix_caching else (),
             priority=priority,
             choices=params.n,
@@ -192,13 +194,14 @@ class Engine:
         room = self.sizing.longest - prompt_tokens
         return limit if params.max_tokens else max(1, params.min_tokens, min(limit, room))
 
-    def _tokens(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        """A copy: what the caller does with the prompt afterwards changes nothing."""
+    def _check_kind(self, prompt: Sequence[int]) -> None:
         if isinstance(prompt, (str, bytes, bytearray)) or not hasattr(prompt, "__getitem__"):
             raise InvalidParameterError(f"the prompt is a {type(prompt).__name__}; it has to be token ids", "prompt")
         if len(prompt) == 0:
             raise InvalidParameterError("the prompt is empty; it needs at least one token", "prompt")
-        params.answer_limit(len(prompt), self.sizing.context_tokens)  # before anything is done with a long one
+
+    def _tokens(self, prompt: Sequence[int]) -> list[int]:
+        """A copy: what the caller does with the prompt afterwards changes nothing."""
         try:
             tokens = array("i", list(prompt)).tolist()
         except (TypeError, OverflowError) as error:
