@@ -1,0 +1,70 @@
+"""What a client saw of one request."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from twostep.metrics.load import RequestTimes
+
+
+class FailureKind(StrEnum):
+    """Why a request was not served whole."""
+
+    REFUSED = "connection refused"
+    DROPPED = "connection dropped"
+    """In the midst of a reply, or before one."""
+    STALLED = "stalled"
+    """Nothing came for too long."""
+    TOO_LONG = "took too long"
+    """Something came, but no end."""
+    STATUS = "HTTP status"
+    """Other than 200; `Failure.detail` begins with it."""
+    OVERLOADED = "turned away (429, 503)"
+    ERROR = "error in the stream"
+    """The server said so after it had begun."""
+    GARBAGE = "not understood"
+    """What came is not HTTP, not server-sent events, or not OpenAI's."""
+    SHORT = "answer too short"
+    """Fewer tokens than were asked for, where the server was told to ignore the end-of-sequence token."""
+    EMPTY = "no token"
+    CANCELLED = "cancelled"
+    """The run was ended before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    kind: FailureKind
+    detail: str
+    """One line, of at most 300 characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request; integer nanoseconds since the run's begin."""
+
+    number: int
+    """In the workload."""
+    due_ns: int
+    """When it was to be sent; in a closed loop, when its client was free."""
+    sent_ns: int
+    """When connecting began."""
+    token_ns: tuple[int, ...]
+    """When each token came; those of one chunk have the same time."""
+    ended_ns: int
+    asked_input_tokens: int
+    asked_output_tokens: int
+    input_tokens: int | None = None
+    """As the server counts them; None where it did not say."""
+    cached_tokens: int | None = None
+    """Of them, found in the prefix cache; None where the server did not say."""
+    counted: bool = True
+    """Whether the server said how many tokens each chunk has. Else its total was spread over the chunks by their text,
+    or each chunk was taken for one token."""
+    failure: Failure | None = None
+    request_id: str = ""
+    """The server's, so that its logs can be searched."""
+
+    def times(self) -> RequestTimes:
+        """For the arithmetic. Tokens are the server's count if it gave one."""
+        tokens = self.asked_input_tokens if self.input_tokens is None else self.input_tokens
+        kind = None if self.failure is None else str(self.failure.kind)
+        return RequestTimes(self.due_ns, self.token_ns, self.ended_ns, tokens, kind)

@@ -1,0 +1,44 @@
+"""A workload: requests that are to come, by lengths and shared prefixes, with or without their text."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request. Tokens are counted as the model that it is meant for counts them."""
+
+    arrival_s: float
+    """From the begin of the workload; with `after`, from the end of that request."""
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+    """Content of the prompt by blocks of the workload's `block_tokens`, from its first token: equal leading blocks are
+    a shared prefix. They may cover only a part of the prompt, the rest being like nothing else; the last may reach
+    beyond its end."""
+    after: int | None = None
+    """Number in the workload of an earlier request that has to end first: the turn before in a conversation."""
+    text: str | None = None
+    """The prompt, where it is known. It goes before `blocks`."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """`requests` in order of their number; arrivals of those without `after` never go back."""
+
+    requests: Sequence[WorkloadRequest]
+    block_tokens: int = 16
+    name: str = ""
+    source: str = ""
+    """Where it comes from, with the licence of what it was made of."""
+
+    def shared_tokens(self) -> Iterator[int]:
+        """Of each request, prompt tokens whose blocks an earlier one began with too: at most these are found in a
+        prefix cache."""
+        tree = dict[tuple[int, int], int]()  # from a node and a block to the node after it; the root is 0
+        for request in self.requests:
+            node = shared = 0
+            for block in request.blocks[: request.input_tokens // self.block_tokens]:
+                shared += (node, block) in tree
+                node = tree.setdefault((node, block), len(tree) + 1)
+            yield shared * self.block_tokens
