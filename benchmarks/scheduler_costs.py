@@ -6,9 +6,10 @@ from statistics import mean, median
 
 from benchmarks.progress import say
 from benchmarks.scheduling import Rig, Turn, step_ns
-from benchmarks.spread import Spread, percentile, spread
+from benchmarks.spread import Spread, spread
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.core.step_time import StepShape
+from twostep.metrics.summary import percentile
 from twostep.settings import Settings
 
 CHUNKINGS = ("tokens", "time")

@@ -13,7 +13,7 @@ from benchmarks.jobs import Job
 from benchmarks.progress import say
 from benchmarks.prompts import prompt
 from benchmarks.serving_rates import asks
-from benchmarks.spread import percentile
+from twostep.metrics.summary import percentile
 
 WORDS = ("river", "stone", "morning", "letter", "garden", "window", "music", "winter", "people", "because", "under")
 PAUSE_S = 0.05

@@ -18,12 +18,3 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     """Raises `StatisticsError` for no values."""
     return Spread(median(values), min(values), max(values), len(values))
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two nearest values, by where it falls between them. Raises `IndexError` for no values."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)

@@ -6,7 +6,8 @@ from itertools import pairwise
 from statistics import median
 
 from benchmarks.errors import EngineError
-from benchmarks.spread import Spread, percentile, spread
+from benchmarks.spread import Spread, spread
+from twostep.metrics.summary import percentile
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import pytest
 from benchmarks import host_share, report, results, scheduler, scheduler_costs
 from benchmarks.host_share import Elapsed, share_outside
 from benchmarks.scheduling import Rig, Turn
-from benchmarks.spread import Spread, percentile
+from benchmarks.spread import Spread
 from twostep.core.plan import Plan, Resolved
 from twostep.core.request import BLOCK_TOKENS
+from twostep.metrics.summary import percentile
 from twostep.settings import Settings
 
 SETTINGS = Settings(blocks=(200,), seats=8, step_tokens=1024, chunking="tokens=512")

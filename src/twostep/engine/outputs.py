@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from twostep.core.reasons import WHOLE, Reason
+from twostep.metrics import times
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -102,34 +102,32 @@ class Timeline:
     @property
     def queue_s(self) -> float | None:
         """Arrival to the first step that computes a token. Time spent preempted is not in it."""
-        return _seconds(self.arrival_ns, self.first_scheduled_ns)
+        return times.seconds(self.arrival_ns, self.first_scheduled_ns)
 
     @property
     def prefill_s(self) -> float | None:
         """The first step that computes a token to the first output token."""
-        return _seconds(self.first_scheduled_ns, self._first_token_ns)
+        return times.seconds(self.first_scheduled_ns, self.token_ns[0] if self.token_ns else None)
 
     @property
     def ttft_s(self) -> float | None:
         """Arrival to the first output token."""
-        return _seconds(self.arrival_ns, self._first_token_ns)
+        return times.ttft_s(self.arrival_ns, self.token_ns)
 
     @property
     def itl_s(self) -> tuple[float, ...]:
         """Gaps between successive output tokens, one fewer than tokens."""
-        return tuple((after - before) / 1e9 for before, after in pairwise(self.token_ns))
+        return times.itl_s(self.token_ns)
 
     @property
     def tpot_s(self) -> float | None:
         """Mean gap between output tokens; undefined for one token."""
-        if len(self.token_ns) < 2:
-            return None
-        return (self.token_ns[-1] - self.token_ns[0]) / 1e9 / (len(self.token_ns) - 1)
+        return times.tpot_s(self.token_ns)
 
     @property
     def e2e_s(self) -> float | None:
         """Arrival to the last output token."""
-        return _seconds(self.arrival_ns, self.token_ns[-1] if self.token_ns else None)
+        return times.e2e_s(self.arrival_ns, self.token_ns)
 
     @property
     def preempted_s(self) -> float:
@@ -139,10 +137,6 @@ class Timeline:
     @property
     def tokens_lost(self) -> int:
         return sum(preemption.tokens_lost for preemption in self.preemptions)
-
-    @property
-    def _first_token_ns(self) -> int | None:
-        return self.token_ns[0] if self.token_ns else None
 
     def _resumed_ns(self, preempted_ns: int) -> int:
         later = (chunk.start_ns for chunk in self.chunks if chunk.start_ns >= preempted_ns)
@@ -191,7 +185,3 @@ class RequestOutput:
     def output_tokens(self) -> int:
         """Of all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
-
-
-def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
-    return None if start_ns is None or end_ns is None else (end_ns - start_ns) / 1e9
