@@ -40,3 +40,7 @@ class RecordingError(TwostepError):
 
 class EngineDiedError(TwostepError):
     """The engine's process ended while somebody needed it."""
+
+
+class TargetError(TwostepError):
+    """A server that cannot be measured: names its URL and what it said, or what is missing."""
