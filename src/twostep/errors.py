@@ -38,6 +38,14 @@ class RecordingError(TwostepError):
     """A recording that cannot be read or carried out: names the file, the line and the field."""
 
 
+class WorkloadError(TwostepError):
+    """A workload that cannot be read or changed as asked: names the file, the line and the field."""
+
+
+class ResultError(TwostepError):
+    """A result of a benchmark that cannot be read or written: names the file and the field."""
+
+
 class EngineDiedError(TwostepError):
     """The engine's process ended while somebody needed it."""
 

@@ -1,0 +1,110 @@
+"""A result as one page of HTML that needs nothing else: no script, no network, drawings within."""
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from twostep.bench.report_cdf import cdf_figures
+from twostep.bench.report_figure import Figure, evenly
+from twostep.bench.report_loads import load_figures
+from twostep.bench.report_run import run_figures
+from twostep.bench.report_style import STYLE
+from twostep.bench.result import Result, Run
+from twostep.bench.sweep import verdict_words
+from twostep.bench.table import comparison, facts, head, late_words, latencies, load_words, unit
+from twostep.errors import ResultError
+
+DETAILED = 6
+"""At most so many runs are shown one by one; figures over loads have all."""
+WORDS = (
+    "Times count from the moment a request was due, also where it was sent late. Percentiles of TTFT, TPOT and E2E are "
+    "of requests, those of ITL of gaps between tokens. Only requests that were served whole count, unless it says so."
+)
+
+
+def write_report(result: Result, path: Path) -> None:
+    """Raises `ResultError` where it cannot be written."""
+    try:
+        path.write_bytes(report(result).encode("utf-8", "replace"))  # a server may say lone surrogates
+    except OSError as error:
+        raise ResultError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def report(result: Result) -> str:
+    """The page. Same result, same bytes."""
+    title = _title(result.runs)
+    return "\n".join([
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta name="color-scheme" content="light dark"><style>{STYLE}</style></head><body><main>',
+        f"<h1>{escape(title)}</h1>",
+        *_body(result),
+        f"<footer><p>{WORDS}</p><p><code>{escape(shlex.join(result.command))}</code></p></footer>",
+        "</main></body></html>\n",
+    ])  # fmt: skip
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return f"Benchmark of {runs[0].record.server.model}" if runs else "Benchmark without a run"
+
+
+def _body(result: Result) -> Iterator[str]:
+    client = result.client
+    where = f"twostep {client.twostep} on {client.cpu}, {client.cpus} CPUs, {client.system}, Python {client.python}"
+    yield f'<p class="lead">Asked by {escape(where)}</p>'
+    yield from _warnings(result)
+    if len(result.runs) > 1:
+        yield _heading("All runs")
+        yield '<p class="lead">Latencies in ms.</p>'
+        yield _table(comparison(result.runs))
+        yield _figures(load_figures(result.runs))
+    shown = evenly(result.runs, DETAILED)
+    if shown:
+        yield _heading("Distributions")
+        yield _figures(cdf_figures(shown))
+    for run in shown:
+        yield from _run(run)
+    if len(shown) < len(result.runs):
+        yield f'<p class="note">{len(shown)} of {len(result.runs)} runs are shown one by one, and as distributions.</p>'
+
+
+def _run(run: Run) -> Iterator[str]:
+    yield _heading(load_words(run).capitalize())
+    yield _list(head(run))
+    yield _table(latencies(run), "words")
+    yield _list(facts(run))
+    yield _figures(run_figures(run))
+
+
+def _warnings(result: Result) -> Iterator[str]:
+    if result.sweep is not None and result.runs:
+        yield f'<p class="note">Sweep: {escape(verdict_words(result.sweep, unit(result.runs[0])))}.</p>'
+    for run in result.runs:
+        if words := late_words(run):
+            yield f'<p class="note warning">{escape(load_words(run).capitalize())}: {escape(words)}.</p>'
+        if failed := run.summary.requests - run.summary.served:
+            words = f"{failed} of {run.summary.requests} requests failed."
+            yield f'<p class="note warning">{escape(load_words(run).capitalize())}: {words}</p>'
+
+
+def _heading(words: str) -> str:
+    return f"<h2>{escape(words)}</h2>"
+
+
+def _figures(figures: Iterable[Figure]) -> str:
+    return f'<div class="figures">{"".join(figure.html() for figure in figures)}</div>'
+
+
+def _list(rows: Iterable[Sequence[str]]) -> str:
+    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(words)}</dd>' for name, words in rows)}</dl>"
+
+
+def _table(rows: Sequence[Sequence[str]], style: str = "") -> str:
+    header, *body = (_row(row, "td" if i else "th") for i, row in enumerate(rows))
+    table = f"<thead>{header}</thead><tbody>{''.join(body)}</tbody>"
+    return f'<div class="scroll"><table class="{style}">{table}</table></div>'
+
+
+def _row(cells: Iterable[str], element: str) -> str:
+    return f"<tr>{''.join(f'<{element}>{escape(cell)}</{element}>' for cell in cells)}</tr>"

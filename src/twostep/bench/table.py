@@ -1,0 +1,226 @@
+"""A result as lines for a terminal: each run in full, then all runs side by side."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
+
+from twostep.bench.limits import asked, limit_words
+from twostep.bench.outcome import Outcome
+from twostep.bench.record import LATE_S, Closed, End
+from twostep.bench.result import Result, Run
+from twostep.bench.sweep import verdict_words
+from twostep.metrics.load import LoadSummary
+from twostep.metrics.summary import Summary
+
+NOTHING = "-"
+"""What was not measured; never zero."""
+POPULATIONS = {"ttft": "requests", "itl": "gaps between tokens", "tpot": "requests", "e2e": "requests"}
+"""Of which values the percentiles of each latency are."""
+COMPARED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("tpot", "p50"), ("e2e", "p50"))
+"""Latencies that are shown of every run where there are several."""
+
+
+def result_lines(result: Result) -> Iterator[str]:
+    """All of it."""
+    for run in result.runs:
+        yield from run_lines(run)
+        yield ""
+    if len(result.runs) > 1:
+        yield from aligned(comparison(result.runs))
+    if result.sweep is not None:
+        yield ""
+        yield (
+            f"sweep: {verdict_words(result.sweep, unit(result.runs[0]))}" if result.runs else "sweep: nothing measured"
+        )
+
+
+def run_lines(run: Run) -> Iterator[str]:
+    """What was asked of whom, latencies, rates, and what is to be known before they are believed."""
+    yield from aligned(head(run), words={0, 1})
+    yield ""
+    yield from aligned(latencies(run), words={0, 6})
+    yield ""
+    yield from aligned(facts(run), words={0, 1})
+
+
+def comparison(runs: Sequence[Run]) -> list[list[str]]:
+    """One row a run, under a header; latencies in ms."""
+    title = "clients" if isinstance(runs[0].record.mode, Closed) else "asked/s"
+    header = [title, "served", "failed", "served/s", "tokens out/s"]
+    header += [f"{name.upper()} {percentile}" for name, percentile in COMPARED]
+    limited = any(True for run in runs for _ in asked(run.limits))
+    return [header + ["goodput/s", "of requests"] * limited, *(_comparison_row(run, limited) for run in runs)]
+
+
+def _comparison_row(run: Run, limited: bool) -> list[str]:
+    found = run.summary
+    row = [load_number(run), str(found.served), str(found.requests - found.served)]
+    row += _rates(run, found.request_rate, found.output_rate)
+    row += [ms(_value(found, name, percentile)) for name, percentile in COMPARED]
+    return row + [number(found.goodput), percent(found.met, found.requests)] * limited
+
+
+def _value(found: LoadSummary, name: str, percentile: str) -> float | None:
+    summary: Summary | None = getattr(found, name)
+    return None if summary is None else getattr(summary, percentile)
+
+
+# --- one run ------------------------------------------------------------------------------------------------------
+
+
+def head(run: Run) -> list[list[str]]:
+    """Names and values: whom, what, how."""
+    record, found = run.record, run.summary
+    owner = f" (of {record.server.owner})" if record.server.owner else ""
+    rows = [["server", f"{record.server.url} {record.server.endpoint}, model {record.server.model}{owner}"]]
+    rows.append(["workload", f"{record.workload or 'unnamed'}: {_workload_words(run)}"])
+    rows.append(["load", f"{load_words(run)}, begun {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"])
+    served = f"{found.served} of {found.requests} requests served in {number(found.duration_s)} s"
+    return [*rows, ["result", served + _ended_early(record.end)]]
+
+
+def load_words(run: Run) -> str:
+    mode = run.record.mode
+    if isinstance(mode, Closed):
+        return f"closed loop, {plural(mode.clients, 'client')}"
+    return "open loop, " + ("arrivals as in the workload" if run.rate is None else f"{run.rate:g} requests/s")
+
+
+def load_number(run: Run) -> str:
+    return NOTHING if run.level is None else f"{run.level:.4g}"
+
+
+def unit(run: Run) -> str:
+    return "clients" if isinstance(run.record.mode, Closed) else "requests/s"
+
+
+def latencies(run: Run) -> list[list[str]]:
+    """In ms, of requests that were served, with how many values of what they are."""
+    found = run.summary
+    rows = [["ms", "mean", "p50", "p90", "p99", "max", "of"]]
+    for name, population in POPULATIONS.items():
+        summary: Summary | None = getattr(found, name)
+        values = [summary.mean, summary.p50, summary.p90, summary.p99, summary.max] if summary else [None] * 5
+        rows.append([name.upper(), *map(ms, values), f"{summary.n if summary else 0:,} {population}"])
+    return rows
+
+
+def facts(run: Run) -> list[list[str]]:
+    """Names and values: rates, goodput, failures, and how far to trust them."""
+    found = run.summary
+    requests, inputs, outputs = _rates(run, found.request_rate, found.input_rate, found.output_rate)
+    rows = [
+        ["served", f"{requests} requests/s"],
+        ["tokens in", f"{inputs} /s of prompts, {_input_words(run.record.outcomes)}"],
+        ["tokens out", f"{outputs} /s; {_output_words(run.record.outcomes)}"],
+    ]
+    if words := limit_words(run.limits):
+        share = f"{percent(found.met, found.requests)} of requests"
+        rows.append(["goodput", f"{number(found.goodput)} requests/s, {share}, with {words}"])
+    rows += [["failed", words] for words in failures(run.record.outcomes)]
+    return [*rows, *([title, words] for title, words in _client_facts(run))]
+
+
+def failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """Each kind with how often it was, the most frequent first, and what the first of them said."""
+    failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    examples = {failure.kind: failure.detail for failure in reversed(failed)}
+    for kind, count in Counter(failure.kind for failure in failed).most_common():
+        yield f"{count} {kind}" + (f", such as: {examples[kind]}" if examples[kind] else "")
+
+
+def late_words(run: Run) -> str | None:
+    """A warning, where the client did not keep its own schedule."""
+    if run.kept_pace:
+        return None
+    return (
+        f"the client was late: p99 above {1000 * LATE_S:g} ms. Latencies count from when requests were due, so its "
+        "delays are in them; ask for less, or give the client a core of its own"
+    )
+
+
+def _client_facts(run: Run) -> Iterator[tuple[str, str]]:
+    for title, summary in (("sent late", run.record.lateness), ("timers late", run.record.lag)):
+        if summary is not None:
+            yield title, f"p50 {ms(summary.p50)}, p99 {ms(summary.p99)}, max {ms(summary.max)} ms"
+    if warning := late_words(run):
+        yield "WARNING", warning
+
+
+def _rates(run: Run, *rates: float) -> list[str]:
+    """Of what was served, where anything was."""
+    return [number(rate) if run.summary.served else NOTHING for rate in rates]
+
+
+def _workload_words(run: Run) -> str:
+    facts = run.workload
+    shared = f" ({facts.shared_tokens:,} in shared prefixes)" if facts.shared_tokens else ""
+    asked_for = plural(facts.requests, "request")
+    return f"{asked_for}, {facts.input_tokens:,} tokens in{shared}, {facts.output_tokens:,} out"
+
+
+def _warmup(requests: int) -> str:
+    return f", after {plural(requests, 'request')} to warm up" if requests else ""
+
+
+def _ended_early(end: End) -> str:
+    return "" if end is End.WHOLE else f"; ended early: {end}"
+
+
+def _input_words(outcomes: Iterable[Outcome]) -> str:
+    """Whose count it is, and what of it was cached."""
+    served = [outcome for outcome in outcomes if outcome.failure is None]
+    told = sum(outcome.input_tokens is not None for outcome in served)
+    whose = "as the server counts" if told == len(served) else f"as the server counts for {told} of {len(served)}"
+    cached = [outcome.cached_tokens for outcome in served if outcome.cached_tokens is not None]
+    return whose + (f", {sum(cached):,} tokens of them from its prefix cache" if cached else "")
+
+
+def _output_words(outcomes: Iterable[Outcome]) -> str:
+    """How they were counted: on it depend ITL and TPOT."""
+    served = [outcome for outcome in outcomes if outcome.failure is None]
+    tokens = sum(len(outcome.token_ns) for outcome in served)
+    wanted = sum(outcome.asked_output_tokens for outcome in served)
+    counted = sum(outcome.counted for outcome in served)
+    if not served:
+        return "none came whole"
+    length = f"{tokens:,} came" + (f" of {wanted:,} asked for" if tokens != wanted else "")
+    if counted == len(served):
+        return f"{length}, counted by the server chunk by chunk"
+    return f"{length}, spread over chunks by their text in {len(served) - counted} of {len(served)} replies"
+
+
+# --- numbers and columns ------------------------------------------------------------------------------------------
+
+
+def ms(seconds: float | None) -> str:
+    if seconds is None:
+        return NOTHING
+    return f"{1000 * seconds:,.1f}" if seconds < 1 else f"{1000 * seconds:,.0f}"
+
+
+def number(value: float) -> str:
+    """With three digits that say something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(part: int, whole: int) -> str:
+    """Never rounded up to all."""
+    return "100%" if part == whole else f"{min(100 * part / whole, 99.9):.1f}%"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
+def aligned(rows: Sequence[Sequence[str]], words: Set[int] = frozenset({0})) -> Iterator[str]:
+    """In columns, two spaces apart, numbers at the right; `words` are the columns that begin at the left."""
+    shown = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for row in shown:
+        cells = (row[i].ljust(width) if i in words else row[i].rjust(width) for i, width in enumerate(widths))
+        yield "  ".join(cells).rstrip()
+
+
+def printable(text: str) -> str:
+    """What a server says may hold anything, but not move a terminal's cursor."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
