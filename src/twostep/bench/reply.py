@@ -1,0 +1,138 @@
+"""A streamed answer as it comes: when which of its tokens came, what the server counted, why it was not whole."""
+
+import json
+from collections.abc import Mapping
+from time import monotonic_ns
+
+from twostep.bench.chunks import Chunk, Usage, message_of, read_chunk
+from twostep.bench.counting import Arrival, token_times
+from twostep.bench.failed import FailureError, garbage, one_line
+from twostep.bench.outcome import Failure, FailureKind
+from twostep.bench.sse import SseParser
+
+MAX_REFUSAL_BYTES = 4096
+_OVERLOADED = (429, 503)
+
+
+class StreamReply:
+    """A `Reader` for one answer.
+
+    It is whole with `[DONE]`, or, as some servers leave that out, with a `finish_reason` and the end of the HTTP
+    message. Of what comes nothing is kept but a few numbers for each chunk, and of these no more than belong to four
+    times the tokens asked for.
+    """
+
+    def __init__(self, asked_tokens: int, must_be_full: bool) -> None:
+        """`must_be_full`: the server was told to ignore the end-of-sequence token."""
+        self._asked, self._must_be_full = asked_tokens, must_be_full
+        self._most = 4 * asked_tokens + 1024
+        self._sse = SseParser()
+        self._refusal: _Refusal | None = None
+        self._arrivals: list[Arrival] = []
+        self._so_far = 0
+        self._finish_reason: str | None = None
+        self.usage: Usage | None = None
+        self.request_id = ""
+        self.ended_ns: int | None = None
+        """When the last event came, of an answer that is whole."""
+
+    # --- as a Reader ------------------------------------------------------------------------------------------------
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        if status != 200:
+            self._refusal = _Refusal(status, headers.get("retry-after"))
+        elif not (kind := headers.get("content-type", "none")).startswith("text/event-stream"):
+            raise garbage(f"content type {kind} instead of text/event-stream")
+
+    def body(self, data: bytes, at_ns: int) -> bool:
+        if self._refusal is not None:
+            return self._refusal.body(data)
+        for event in self._sse.feed(data):
+            if event == b"[DONE]":
+                self.ended_ns = at_ns
+                return True
+            self._take(read_chunk(event), at_ns)
+        return False
+
+    def end(self) -> None:
+        if self._refusal is None and self._finish_reason is None:
+            raise FailureError(FailureKind.DROPPED, "the stream ended without finish_reason and [DONE]")
+        self.ended_ns = monotonic_ns()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def pieces(self) -> int:
+        """Chunks with text, or with tokens, so far."""
+        return len(self._arrivals)
+
+    def tokens(self) -> tuple[tuple[int, ...], bool]:
+        """When each came, and whether that is known of each, as `token_times`."""
+        return token_times(self._arrivals, self.usage.output_tokens if self.usage else None)
+
+    def failure(self, tokens: int) -> Failure | None:
+        """Of a reply that came to its end, with so many tokens."""
+        if self._refusal is not None:
+            return self._refusal.failure()
+        if not tokens:
+            return Failure(FailureKind.EMPTY, f"finish_reason {self._finish_reason}")
+        if self._must_be_full and tokens < self._asked and (self._is_counted or self._finish_reason != "length"):
+            detail = f"{tokens} tokens of {self._asked}, finish_reason {self._finish_reason}"
+            return Failure(FailureKind.SHORT, one_line(detail))
+        return None
+
+    def refusal(self) -> Failure | None:
+        """What the server said in place of an answer, even if that broke off."""
+        return self._refusal.failure() if self._refusal else None
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the server has said how many tokens there are."""
+        return bool(self.usage and self.usage.output_tokens) or any(arrival.stated for arrival in self._arrivals)
+
+    def _take(self, chunk: Chunk, at_ns: int) -> None:
+        stated = self._stated(chunk)
+        if max(len(self._arrivals) + 1, self._so_far) > self._most:
+            raise FailureError(
+                FailureKind.TOO_LONG, f"more than {self._most} tokens where {self._asked} were asked for"
+            )
+        if chunk.characters or chunk.is_mute or (stated and chunk.has_choice):
+            self._arrivals.append(Arrival(at_ns, chunk.characters, chunk.is_mute, stated))
+        self.request_id = self.request_id or chunk.id
+        self.usage = chunk.usage or self.usage
+        self._finish_reason = self._finish_reason or chunk.finish_reason
+
+    def _stated(self, chunk: Chunk) -> int | None:
+        """How many tokens the chunk says it has, itself or by what it adds to those before."""
+        if chunk.tokens is not None:
+            self._so_far += chunk.tokens
+            return chunk.tokens
+        if chunk.tokens_so_far is None:
+            return None
+        added = max(0, chunk.tokens_so_far - self._so_far)
+        self._so_far += added
+        return added
+
+
+class _Refusal:
+    """A reply with another status than 200."""
+
+    def __init__(self, status: int, retry_after: str | None) -> None:
+        self._status, self._retry_after = status, retry_after
+        self._body = b""
+
+    def body(self, data: bytes) -> bool:
+        self._body += data[: MAX_REFUSAL_BYTES - len(self._body)]
+        return len(self._body) >= MAX_REFUSAL_BYTES
+
+    def failure(self) -> Failure:
+        kind = FailureKind.OVERLOADED if self._status in _OVERLOADED else FailureKind.STATUS
+        later = f", Retry-After {self._retry_after}" if self._retry_after else ""
+        return Failure(kind, one_line(f"{self._status}{later}: {self._said()}"))
+
+    def _said(self) -> str:
+        try:
+            body = json.loads(self._body)
+        except (ValueError, RecursionError):
+            body = None
+        return message_of(body) if isinstance(body, dict) else self._body.decode(errors="replace")
