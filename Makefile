@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching bench-serve report check-avx512 clean
+.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching bench-serve bench-peers report check-avx512 clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/installed
@@ -49,6 +49,16 @@ bench-batching: $(VENV)/installed
 # Some four minutes, on cores that nobody else uses.
 bench-serve: $(VENV)/installed
 	$(BIN)/python -m benchmarks.serve
+	$(BIN)/python -m benchmarks.report
+
+# Installs other engines outside of this folder ($TWOSTEP_PEERS, else ~/.cache/twostep/peers) unless they are given: llama.cpp is
+# built, a quarter of an hour. Then some twenty minutes of measuring, on cores that nobody else uses.
+bench-peers: $(VENV)/installed
+	$(BIN)/python -m benchmarks.peers_install $(if $(LLAMA_DIR),--without llama.cpp) \
+	  $(if $(OPENVINO_PYTHON),--without OpenVINO) $(if $(VLLM_PYTHON),--without vLLM)
+	$(BIN)/python -m benchmarks.peers_serving $(addprefix --llama-dir ,$(LLAMA_DIR)) \
+	  $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)") $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) \
+	  $(addprefix --vllm-python ,$(VLLM_PYTHON))
 	$(BIN)/python -m benchmarks.report
 
 report: $(VENV)/installed

@@ -14,10 +14,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import command, interference, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks import command, interference, llama_server, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks.http_engine import HttpEngine
 from benchmarks.interference import StallPoint
 from benchmarks.llama_cpp import programs_version, requantise
-from benchmarks.llama_server import LlamaServer
 from benchmarks.openvino import OpenVinoServing
 from benchmarks.output_lengths import LengthsPoint
 from benchmarks.paging import Paging
@@ -129,13 +129,13 @@ def _openvino(options: argparse.Namespace, path: Path, threads: int) -> Iterator
         yield OpenVinoServing(options.openvino_python, threads, path, path.stem.rpartition(".")[2])
 
 
-def _llama_servers(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[LlamaServer]:
+def _llama_servers(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[HttpEngine]:
     """If asked for, on the kind of weights it is fastest with: as it comes, and as it is fastest with many requests."""
     if options.llama_dir is not None:
         version = options.llama_version or programs_version(options.llama_dir)
         weights = requantise(options.llama_dir, path, LLAMA_BEST, folder)
         for arguments in ((), CHUNKED):
-            yield LlamaServer(options.llama_dir, version, threads, weights, arguments)
+            yield HttpEngine(llama_server.launch(options.llama_dir, version, threads, weights, arguments))
 
 
 if __name__ == "__main__":

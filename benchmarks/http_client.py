@@ -3,6 +3,7 @@ bytes are looked at when all have come, so that it takes as little of the machin
 
 import asyncio
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from io import BytesIO
@@ -27,6 +28,8 @@ class Reply:
     last_s: float
     received: bytes
     """As it came, with its head."""
+    arrivals: Sequence[tuple[int, float]] = ()
+    """How many bytes were there at which time, after each piece."""
 
     def body(self) -> bytes:
         """Raises `EngineError` unless the status is 200 and the reply whole."""
@@ -35,9 +38,9 @@ class Reply:
             response.begin()
             body = response.read()
         except (HTTPException, OSError) as error:
-            raise EngineError(f"twostep serve: no whole reply: {type(error).__name__} {error}") from error
+            raise EngineError(f"no whole reply: {type(error).__name__} {error}") from error
         if response.status != 200:
-            raise EngineError(f"twostep serve: HTTP {response.status}: {body[:200].decode(errors='replace')}")
+            raise EngineError(f"HTTP {response.status}: {body[:200].decode(errors='replace')}")
         return body
 
     def timings(self) -> dict[str, Any]:
@@ -46,7 +49,7 @@ class Reply:
         last = events[-1] if events else b"data: {}"
         found = json.loads(last.removeprefix(b"data: "))
         if "timings" not in found:
-            raise EngineError(f"twostep serve: ended a stream with {last[:200].decode(errors='replace')}")
+            raise EngineError(f"ended a stream with {last[:200].decode(errors='replace')}")
         return cast(dict[str, Any], found["timings"])
 
 
@@ -60,19 +63,22 @@ class _Received:
         return BytesIO(self._data)
 
 
-async def fetch(port: int, path: str, body: bytes | None = None) -> Reply:
-    """POST with a body, else GET. Raises `EngineError` if nothing of a body came."""
+Note = Callable[[bytes], None]
+
+
+async def fetch(port: int, path: str, body: bytes | None = None, note: Note | None = None) -> Reply:
+    """POST with a body, else GET. `note` is told of each piece. Raises `EngineError` if nothing of a body came."""
     loop, asked_s = asyncio.get_running_loop(), perf_counter()
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
-            transport, exchange = await loop.create_connection(_Exchange, HOST, port)
+            transport, exchange = await loop.create_connection(lambda: _Exchange(note), HOST, port)
             transport.write(_request(path, body))
             await exchange.ended
     except OSError as error:
-        raise EngineError(f"twostep serve: {path}: {error or type(error).__name__}") from error
+        raise EngineError(f"{path}: {error or type(error).__name__}") from error
     if exchange.first_s is None:
-        raise EngineError(f"twostep serve: closed the connection of {path} without an answer")
-    return Reply(asked_s, exchange.first_s, perf_counter(), b"".join(exchange.pieces))
+        raise EngineError(f"closed the connection of {path} without an answer")
+    return Reply(asked_s, exchange.first_s, perf_counter(), b"".join(exchange.pieces), exchange.arrivals)
 
 
 def _request(path: str, body: bytes | None) -> bytes:
@@ -85,13 +91,18 @@ def _request(path: str, body: bytes | None) -> bytes:
 class _Exchange(asyncio.Protocol):
     """One connection, until the server closes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Note | None) -> None:
+        self._note = note
         self.pieces: list[bytes] = []
+        self.arrivals: list[tuple[int, float]] = []
         self.first_s: float | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
         self.pieces.append(data)
+        self.arrivals.append(((self.arrivals[-1][0] if self.arrivals else 0) + len(data), perf_counter()))
+        if self._note:
+            self._note(data)
         if self.first_s is None and b"".join(self.pieces).partition(HEAD_END)[2]:
             self.first_s = perf_counter()
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,23 @@ from benchmarks.traces import Served, Trace
 DRIVER = Path(__file__).with_name("openvino_driver.py")
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """Most tokens of a step, and room of the KV cache in tokens; None: 2 GB."""
+
+    chunk_tokens: int = 256
+    cache_tokens: int | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        return [str(self.chunk_tokens), *([] if self.cache_tokens is None else [str(self.cache_tokens)])]
+
+
 class OpenVinoProcess:
     """`python` is that of an environment with openvino-genai."""
 
-    def __init__(self, python: Path, threads: int, model: Path) -> None:
-        command = [str(python), "-I", str(DRIVER), str(model), str(threads)]
+    def __init__(self, python: Path, threads: int, model: Path, tuning: Tuning | None = None) -> None:
+        command = [str(python), "-I", str(DRIVER), str(model), str(threads), *(tuning or Tuning()).arguments]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         except OSError as error:
@@ -33,6 +46,10 @@ class OpenVinoProcess:
         except EngineError:
             self.close()
             raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Raises `EngineError` if the process ended."""
@@ -87,10 +104,14 @@ class OpenVino:
 class OpenVinoServing:
     """Its continuous batching, stepped in its own process: no HTTP, no client beside it."""
 
-    def __init__(self, python: Path, threads: int, model: Path, label: str) -> None:
+    def __init__(self, python: Path, threads: int, model: Path, label: str, tuning: Tuning | None = None) -> None:
         self.name, self.file = f"OpenVINO {label}", model.name
-        self._process = OpenVinoProcess(python, threads, model)
+        self._process = OpenVinoProcess(python, threads, model, tuning)
         self.version = self._process.version
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def closed(self, jobs: Sequence[Job], outstanding: int) -> Served:
         return self._served(what="serve", jobs=_pairs(jobs), outstanding=outstanding)

@@ -1,10 +1,10 @@
 """Runs in a Python with openvino-genai, and knows nothing of Twostep: measures what it is asked, line by line.
 
-`openvino_driver.py MODEL.gguf THREADS`; each line of standard input is a question. {"what": "prefill" or "decode",
-"prompts", "tokens"} is answered {"rate"}: tokens per second; {"what": "serve", "jobs": [[prompt, tokens]...],
-"outstanding"} and {"what": "interrupt", "jobs", "after"}, whose last job is the newcomer, are answered
-{"traces": [{"asked_s", "token_s"}...]}. Settings are those that measured fastest: chunks of 256 tokens, default
-precisions.
+`openvino_driver.py MODEL.gguf THREADS CHUNK [CACHE]`: a step has at most CHUNK tokens, the KV cache room for CACHE
+tokens, else 2 GB. Each line of standard input is a question. {"what": "prefill" or "decode", "prompts", "tokens"} is
+answered {"rate"}: tokens per second; {"what": "serve", "jobs": [[prompt, tokens]...], "outstanding"} and {"what":
+"interrupt", "jobs", "after"}, whose last job is the newcomer, are answered {"traces": [{"asked_s", "token_s"}...]}.
+Precisions are the default ones, which measured fastest.
 """
 
 import json
@@ -16,14 +16,18 @@ import numpy as np
 import openvino  # type: ignore[import-not-found]
 import openvino_genai  # type: ignore[import-not-found]
 
-CHUNK_TOKENS = 256
 CACHE_GB = 2
+BLOCK_TOKENS = 32
+"""Of its KV cache on CPUs."""
 
 
-def make_pipeline(model: str, threads: int) -> Any:
+def make_pipeline(model: str, threads: int, chunk: int, cache: int | None) -> Any:
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens = CHUNK_TOKENS
-    scheduler.cache_size = CACHE_GB
+    scheduler.max_num_batched_tokens = chunk
+    if cache is None:
+        scheduler.cache_size = CACHE_GB
+    else:
+        scheduler.num_kv_blocks = cache // BLOCK_TOKENS
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = False
     properties = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
@@ -135,12 +139,12 @@ def traces(requests: list[Request]) -> dict[str, Any]:
     return {"traces": [{"asked_s": request.asked_s, "token_s": request.token_s} for request in requests]}
 
 
-def main(model: str, threads: int) -> None:
-    pipeline = make_pipeline(model, threads)
+def main(model: str, threads: int, chunk: int, cache: int | None = None) -> None:
+    pipeline = make_pipeline(model, threads, chunk, cache)
     print(json.dumps({"version": openvino_genai.__version__}), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(pipeline, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -7,12 +7,12 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from benchmarks import http_load
+from benchmarks.completions import asks
 from benchmarks.http_client import Reply
 from benchmarks.http_load import Ask
 from benchmarks.jobs import Job
 from benchmarks.progress import say
 from benchmarks.prompts import prompt
-from benchmarks.serving_rates import asks
 from twostep.metrics.summary import percentile
 
 WORDS = ("river", "stone", "morning", "letter", "garden", "window", "music", "winter", "people", "because", "under")

@@ -1,6 +1,5 @@
 """Output tokens per second over HTTP, and of the same requests through `LLM` in this process."""
 
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -10,8 +9,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from benchmarks import http_load
+from benchmarks.completions import asks
 from benchmarks.errors import EngineError
-from benchmarks.http_load import Ask
 from benchmarks.jobs import Job, serving
 from benchmarks.progress import say
 from benchmarks.server_process import Pair, Server
@@ -137,16 +136,6 @@ def over_http(clients: Executor, path: Path, jobs: Sequence[Job], effort: Effort
     cpus_s = load.wall_s * len(os.sched_getaffinity(0))
     front, engine = after.front - before.front, after.engine - before.engine
     return Http(tokens / wall_s, load.cpu_s / cpus_s, front / cpus_s, engine / cpus_s, resident)
-
-
-def asks(jobs: Sequence[Job]) -> list[Ask]:
-    """Streamed completions of token ids."""
-    return [Ask("/v1/completions", json.dumps(_body(job)).encode()) for job in jobs]
-
-
-def _body(job: Job) -> dict[str, Any]:
-    asked = {"prompt": list(job.prompt), "max_tokens": job.tokens}
-    return {**asked, "temperature": 0, "ignore_eos": True, "stream": True}
 
 
 def _warm_up(effort: Effort) -> list[Job]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -9,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import batching, batching_tables, machine, output_lengths, paging, plot, report, results
+from benchmarks import batching, batching_tables, llama_server, machine, output_lengths, paging, plot, report, results
 from benchmarks import jobs as workloads
 from benchmarks.errors import EngineError
+from benchmarks.http_engine import HttpEngine
 from benchmarks.jobs import Job, Stall
-from benchmarks.llama_server import LlamaServer
 from benchmarks.openvino import OpenVinoServing
 from benchmarks.output_lengths import capped_exponential, lengths_point
 from benchmarks.paging import Steady
@@ -114,22 +115,20 @@ import json, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/v1/completions" and asked["ignore_eos"] and asked["cache_prompt"] is False
         self.send_response(200 if asked["prompt"] != [99] else 500)
         self.end_headers()
-        count = asked["n_predict"] - (asked["prompt"] == [98])
+        count = asked["max_tokens"] - (asked["prompt"] == [98])
         for _ in range(count):
             time.sleep(0.01)
-            self.say({"content": "x", "stop": False})
-        self.say({"content": "", "stop": True, "tokens_predicted": count})
+            self.say([{"text": "x", "finish_reason": None}])
+        self.say([{"text": "", "finish_reason": "length"}])
+        self.say([], usage={"completion_tokens": count})
 
-    def say(self, event):
-        self.wfile.write(b"data: " + json.dumps(event).encode() + b"\\n\\n")
+    def say(self, choices, **more):
+        self.wfile.write(b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\\n\\n")
 
     def log_message(self, *_):
         pass
@@ -139,33 +138,33 @@ ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
-def llama_server(folder: Path, text: str) -> LlamaServer:
+def start_llama_server(folder: Path, text: str) -> HttpEngine:
     path = folder / "llama-server"
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
-    return LlamaServer(folder, "test", 2, Path("m.Q4_1-as-Q4_0.gguf"), ("-b", "256"))
+    return HttpEngine(llama_server.launch(folder, "test", 2, Path("m.Q4_1-as-Q4_0.gguf"), ("-b", "256")))
 
 
 def test_llama_server_is_asked_over_http(tmp_path: Path) -> None:
-    engine = llama_server(tmp_path, SERVER)
-    try:
+    with closing(start_llama_server(tmp_path, SERVER)) as engine:
         assert engine.name == "llama-server Q4_0 -b 256"
+        assert engine.start_s > 0
         served = engine.closed([Job([1, 2], 4), Job([3], 2), Job([4], 3)], outstanding=2)
         assert [trace.tokens for trace in served.traces] == [len(trace.token_s) for trace in served.traces] == [4, 2, 3]
         check_interrupted(engine.interrupt(STALL))
-        with pytest.raises(EngineError, match="gave 2 tokens instead of 3"):
+        with pytest.raises(EngineError, match="llama-server Q4_0 -b 256: gave 2 tokens instead of 3"):
             engine.closed([Job([98], 3)], outstanding=1)
         with pytest.raises(EngineError, match="HTTP 500"):
             engine.closed([Job([99], 3)], outstanding=1)
-    finally:
-        engine.close()
+        with pytest.raises(EngineError, match="a stream ended before all had 5 events"):
+            engine.interrupt(Stall([Job([5], 2)], Job([6], 1), after=5))
 
 
 def test_a_llama_server_that_ends_or_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="llama-server: ended with exit code 3"):
-        llama_server(tmp_path, "raise SystemExit(3)")
+    with pytest.raises(EngineError, match="llama-server Q4_0 -b 256: ended with exit code 1, last said: no memory"):
+        start_llama_server(tmp_path, "raise SystemExit('no memory')")
     with pytest.raises(EngineError, match="llama-server: No such file"):
-        LlamaServer(tmp_path / "none", "test", 2, Path("m.Q4_0.gguf"))
+        HttpEngine(llama_server.launch(tmp_path / "none", "test", 2, Path("m.Q4_0.gguf")))
 
 
 def test_openvino_is_asked_line_by_line(tmp_path: Path) -> None:

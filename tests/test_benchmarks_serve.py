@@ -3,12 +3,14 @@
 import asyncio
 import json
 import pickle
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks import report, results, serve, serve_tables, serving_front, serving_rates
+from benchmarks.completions import asks
 from benchmarks.errors import EngineError
 from benchmarks.http_client import Reply, fetch
 from benchmarks.http_load import Ask, closed_loop, health_during
@@ -51,9 +53,8 @@ def test_timings_are_those_of_the_last_event_whatever_pieces_the_body_came_in() 
     ],
 )
 def test_a_reply_that_is_no_answer_is_an_error(received: bytes, complaint: str) -> None:
-    with pytest.raises(EngineError, match="twostep serve: ") as caught:
+    with pytest.raises(EngineError, match=re.escape(complaint)) as caught:
         reply(received).timings()
-    assert complaint in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
@@ -132,10 +133,10 @@ def test_clients_ask_everything_and_health_answers_meanwhile(
     default_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TWOSTEP_API_KEY", "not for the server that is measured")
-    asks = serving_rates.asks([Job([5, 6, 7], 4), Job([8], 2), Job([9], 3)])
+    asked = asks([Job([5, 6, 7], 4), Job([8], 2), Job([9], 3)])
     with Server(default_model_path, serving_rates.FLAGS) as server:
-        load = closed_loop(server.port, asks, outstanding=2)
-        during = health_during(server.port, asks[0], pause_s=0.001)
+        load = closed_loop(server.port, asked, outstanding=2)
+        during = health_during(server.port, asked[0], pause_s=0.001)
         with pytest.raises(EngineError, match="HTTP 404"):
             closed_loop(server.port, [Ask("/none", b"{}")]).replies[0].body()
         assert min(server.resident_bytes()) > 10e6

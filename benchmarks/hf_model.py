@@ -1,0 +1,25 @@
+"""Runs in vLLM's Python, and knows nothing of Twostep: `hf_model.py MODEL.gguf FOLDER` writes the model as vLLM's CPU
+build takes it. That is a folder of transformers with weights of 16 bits (bfloat16): it reads no GGUF file.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch  # type: ignore[import-not-found]
+from transformers import AutoModelForCausalLM, AutoTokenizer  # type: ignore[import-not-found]
+
+
+def main(source: Path, folder: Path) -> None:
+    """The folder is there only when all of it is."""
+    place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    unfinished = folder.with_name(folder.name + ".part")
+    AutoTokenizer.from_pretrained(**place).save_pretrained(unfinished)
+    AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16).to(torch.bfloat16).save_pretrained(unfinished)
+    unfinished.rename(folder)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

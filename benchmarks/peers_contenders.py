@@ -1,0 +1,198 @@
+"""Who is compared as whole servers: each engine with each of its settings, how it is started, how large it is."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks import llama_server, twostep_server, vllm_server
+from benchmarks.errors import EngineError
+from benchmarks.http_engine import FIRST, HttpEngine, Launch
+from benchmarks.llama_cpp import programs_version, requantise
+from benchmarks.llama_server import SLOT_TOKENS, SLOTS
+from benchmarks.openvino import OpenVinoServing, Tuning
+from benchmarks.peers_install import LLAMA, OPENVINO, VLLM, Missing, Peer, find, llama_programs, peers_folder
+from benchmarks.peers_model import LLAMA_BEST
+from benchmarks.serving_engines import ServingEngine
+from twostep.model.loaded import open_model
+
+OURS = "Twostep"
+OUR_SETTINGS = ((), ("--preset", "batch"))
+"""As it comes, which is with a budget of 50 ms between tokens; and with nothing but throughput in mind."""
+LLAMA_SETTINGS = ((), ("-b", "128", "-ub", "128"))
+"""As it comes, and in steps so short that a long prompt holds up the others least."""
+OPENVINO_CHUNKS = (256, 128)
+VLLM_SETTINGS = ("--max-num-batched-tokens", "256")
+"""Steps of this length are best for its throughput, too; one start takes it two minutes, so it has but these."""
+INSTALLED = Path(__file__).with_name("installed.py")
+
+
+@dataclass(frozen=True)
+class Started:
+    """`start_s`: from the start of its process to its first answer."""
+
+    engine: ServingEngine
+    pid: int
+    start_s: float
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One column: an engine with some weights and settings."""
+
+    engine: str
+    name: str
+    version: str
+    file: str
+    command: str
+    """Without the paths, which mean nothing elsewhere."""
+    installed_bytes: int | None
+    """None: not installed as a package, as in a source tree."""
+    start: Callable[[], Started]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What all are started with. `scratch` is for weights of another kind, gone when the measurement is."""
+
+    model: Path
+    threads: int
+    scratch: Path
+    options: argparse.Namespace
+    """`peers_dir`, `llama_dir`, `llama_version`, `openvino_python`, `vllm_python`."""
+
+    @property
+    def folder(self) -> Path:
+        return peers_folder(self.options.peers_dir)
+
+
+def ours(place: Place, version: str) -> list[Contender]:
+    kv = open_model(place.model).network.shape.kv_bytes_per_token()
+    size = _installed(Path(sys.executable), "twostep", needed=False)["bytes"]
+    launches = [twostep_server.launch(version, place.threads, place.model, kv, more) for more in OUR_SETTINGS]
+    return [over_http(OURS, launch, size) for launch in launches]
+
+
+def peers(place: Place) -> Iterator[Contender | Missing]:
+    """All that can be started; of each other peer, why not."""
+    for peer, contenders in ((LLAMA, _llama), (OPENVINO, _openvino), (VLLM, _vllm)):
+        try:
+            yield from contenders(place)
+        except NotThereError as error:
+            yield error.missing
+        except EngineError as error:
+            yield Missing(peer.name, f"failed: {error}")
+
+
+class NotThereError(EngineError):
+    """A peer is not installed."""
+
+    def __init__(self, missing: Missing) -> None:
+        super().__init__(missing.reason)
+        self.missing = missing
+
+
+def _llama(place: Place) -> list[Contender]:
+    """Its fastest kind of weights, as it comes and with short steps; then the same kind as ours."""
+    options = place.options
+    folder = options.llama_dir or llama_programs(_python(LLAMA, None, place))
+    version = options.llama_version or (programs_version(folder) if options.llama_dir else LLAMA.packages[0])
+    best = requantise(folder, place.model, LLAMA_BEST, place.scratch)
+    chosen = [*((best, settings) for settings in LLAMA_SETTINGS), (place.model, LLAMA_SETTINGS[0])]
+    launches = [llama_server.launch(folder, version, place.threads, model, more) for model, more in chosen]
+    return [over_http(LLAMA.name, launch, _llama_bytes(folder)) for launch in launches]
+
+
+def _llama_bytes(folder: Path) -> int:
+    """Its server and the libraries beside it, links not followed; its many other programs not counted."""
+    files = [folder / "llama-server", *folder.glob("*.so*")]
+    return sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
+
+
+def _openvino(place: Place) -> list[Contender]:
+    python = _python(OPENVINO, place.options.openvino_python, place)
+    found = _installed(python, OPENVINO.distribution)
+    return [_openvino_with(place, python, found, chunk) for chunk in OPENVINO_CHUNKS]
+
+
+def _openvino_with(place: Place, python: Path, found: dict[str, Any], chunk: int) -> Contender:
+    kind = f"{place.model.stem.rpartition('.')[2]}, steps of {chunk}"
+    tuning = Tuning(chunk_tokens=chunk, cache_tokens=SLOTS * SLOT_TOKENS)
+    return Contender(
+        engine=OPENVINO.name,
+        name=f"{OPENVINO.name} {kind}",
+        version=f"{OPENVINO.distribution} {found['version']}",
+        file=place.model.name,
+        command=f"openvino_driver.py {place.model.name} {place.threads} {' '.join(tuning.arguments)}",
+        installed_bytes=found["bytes"],
+        start=partial(_start_openvino, python, place, kind, tuning),
+    )
+
+
+def _start_openvino(python: Path, place: Place, kind: str, tuning: Tuning) -> Started:
+    begun_s = perf_counter()
+    engine = OpenVinoServing(python, place.threads, place.model, kind, tuning)
+    engine.closed([FIRST], 1)
+    return Started(engine, engine.pid, perf_counter() - begun_s)
+
+
+def _vllm(place: Place) -> list[Contender]:
+    python = _python(VLLM, place.options.vllm_python, place)
+    found = _installed(python, VLLM.distribution)
+    model = vllm_server.hf_folder(python, place.model, place.folder / "models")
+    version = f"{VLLM.distribution} {found['version']}"
+    launch = vllm_server.launch(python, version, place.threads, model, VLLM_SETTINGS)
+    return [over_http(VLLM.name, launch, found["bytes"])]
+
+
+def over_http(engine: str, launch: Launch, installed_bytes: int | None) -> Contender:
+    return Contender(
+        engine, launch.name, launch.version, launch.file, told(launch), installed_bytes, partial(_start_http, launch)
+    )
+
+
+def _start_http(launch: Launch) -> Started:
+    engine = HttpEngine(launch)
+    return Started(engine, engine.pid, engine.start_s)
+
+
+def told(launch: Launch) -> str:
+    """The command as a result keeps it: files by their names, `python -c ...` by what it runs."""
+    words = [Path(word).name if word.startswith("/") else word for word in launch.command]
+    if "-c" in words[:2]:
+        words[:3] = ["twostep"]
+    set_here = [f"{name}={_names(value)}" for name, value in launch.environment.items() if value is not None]
+    return " ".join([*set_here, *words])
+
+
+def _names(value: str) -> str:
+    return ":".join(Path(part).name for part in value.split(":"))
+
+
+def _python(peer: Peer, given: Path | None, place: Place) -> Path:
+    """Raises `NotThereError`."""
+    found = given or find(peer, place.folder)
+    if isinstance(found, Missing):
+        raise NotThereError(found)
+    return found
+
+
+def _installed(python: Path, *packages: str, needed: bool = True) -> dict[str, Any]:
+    """`version` and `bytes`. Raises `EngineError` if it is `needed` and not there."""
+    command: Sequence[str] = [str(python), "-I", str(INSTALLED), *packages]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EngineError(f"{python}: {error.strerror}") from error
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+    if needed:
+        raise EngineError(f"{packages[0]} is not installed in the environment of {python.name}")
+    return {"version": None, "bytes": None}
