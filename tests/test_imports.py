@@ -15,6 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "terminal": set(),
     "metrics": set(),
+    "turns": set(),
     "workload": {"errors"},
     "store": {"terminal", "errors"},
     "model": {"spec", "errors"},
@@ -23,17 +24,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {"core", "perf"},
     "recording": {"core", "settings", "errors"},
     "engine": {
-        "core", "spec", "model", "kernels", "perf", "settings", "recording", "store", "terminal", "metrics", "errors",
+        "core", "spec", "model", "kernels", "perf", "settings", "recording", "store", "terminal", "metrics", "turns",
+        "errors",
     },
     "openai_api": {"model", "kernels", "engine", "errors"},
     "batchfile": {"model", "engine", "openai_api", "errors"},
-    "bench": {"metrics", "workload", "terminal", "errors"},
+    "bench": {"metrics", "workload", "terminal", "turns", "errors"},
     "sim": {"core", "spec", "perf", "settings", "recording", "metrics", "workload", "errors"},
     "planner": {"core", "spec", "perf", "metrics", "workload", "sim", "errors"},
     "disagg": {"core", "spec", "model", "kernels", "perf", "engine", "errors"},
     "server": {
         "core", "spec", "model", "kernels", "perf", "settings", "engine", "openai_api", "disagg", "store", "workload",
-        "errors",
+        "turns", "errors",
     },
 }
 MAY_IMPORT["cli"] = MAY_IMPORT.keys() - {"core"}

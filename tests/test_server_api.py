@@ -70,6 +70,12 @@ def test_completions_whole_and_streamed_say_the_same(client: openai.OpenAI) -> N
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text != ""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_replies_name_their_id_in_a_header_too(http: httpx.Client, stream: bool) -> None:
+    reply = http.post("/v1/completions", json={"prompt": "One, two,", "stream": stream, **GREEDY})
+    assert f'"id":"{reply.headers["X-Request-Id"]}"' in reply.text.replace(" ", "")
+
+
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [NAME, "alias/of-it"]
     assert client.models.retrieve("alias/of-it").owned_by == "twostep"
@@ -103,6 +109,16 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
 
 
 # --- what a stream is made of -------------------------------------------------------------------------------------
+
+
+def test_a_choice_that_ends_before_others_says_so_then(http: httpx.Client) -> None:
+    asked = {"prompt": "One day", "n": 4, "seed": 1, "max_tokens": 60, "stop": [".", ","]}
+    chunks = events(http, "/v1/completions", **asked)
+    told = [(choice["index"], choice["finish_reason"]) for chunk in chunks for choice in chunk["choices"]]
+    ends = {index: place for place, (index, reason) in enumerate(told) if reason}
+    assert sorted(ends) == [0, 1, 2, 3]
+    assert all(index not in [later for later, _ in told[place + 1 :]] for index, place in ends.items())
+    assert min(ends.values()) < len(told) - 4
 
 
 def test_the_shape_of_a_stream(http: httpx.Client) -> None:

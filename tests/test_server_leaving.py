@@ -22,7 +22,7 @@ from support.http_server import NAME, Host, Served, host
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Snapshot
 from twostep.server.config import ServerConfig
-from twostep.server.run import AddressError, serve
+from twostep.server.run import ONE_SIGNAL_S, AddressError, serve
 
 LONG: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 4000, "ignore_eos": True}
 
@@ -136,6 +136,13 @@ def test_a_request_out_of_time_is_told(server_host: Host) -> None:
     assert json.loads(error)["error"]["code"] == "timeout"
     assert last == "[DONE]"
     assert (whole.status_code, whole.json()["error"]["message"]) == (504, "the request took longer than 0.5 s")
+
+
+def test_a_request_may_limit_its_own_time(server: Served) -> None:
+    late = httpx.post(f"{server.url}/v1/completions", json={**LONG, "timeout_s": 0.3}, timeout=30)
+    in_time = httpx.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 1, "timeout_s": 30}, timeout=30)
+    assert (late.status_code, late.json()["error"]["message"]) == (504, "the request took longer than 0.3 s")
+    assert in_time.status_code == 200
 
 
 # --- engines that die ---------------------------------------------------------------------------------------------
@@ -252,8 +259,17 @@ def test_a_second_signal_ends_at_once(default_model_path: Path) -> None:
     with process(default_model_path, drain_s=30) as (served, url), stream(url):
         served.send_signal(signal.SIGTERM)
         assert within(2, lambda: httpx.get(f"{url}/ready").status_code == 503)
+        time.sleep(ONE_SIGNAL_S)
         served.send_signal(signal.SIGTERM)
         assert served.wait(2) == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(default_model_path: Path) -> None:
+    """From `timeout make serve` it comes from both."""
+    with process(default_model_path, drain_s=0.3) as (served, url), stream(url):
+        served.send_signal(signal.SIGTERM)
+        served.send_signal(signal.SIGINT)
+        assert served.wait(10) == 0
 
 
 def test_a_signal_while_the_model_is_loaded(default_model_path: Path) -> None:
@@ -273,7 +289,7 @@ def test_a_signal_while_the_model_is_loaded(default_model_path: Path) -> None:
 def test_an_address_in_use_is_named(default_model_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = ServerConfig(port=taken.getsockname()[1])
-        with pytest.raises(AddressError, match=f"port {config.port}: Address already in use"):
+        with pytest.raises(AddressError, match=f"port {config.port}: Address already in use$"):
             serve(config, EngineConfig(), default_model_path, lambda config, ready: None)
 
 

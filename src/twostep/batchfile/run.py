@@ -96,6 +96,8 @@ class BatchRun:
         request = read_request(line.url, line.body, self._engine.model, self._names)
         if request.stream:
             raise ApiError("stream is true; answers in a file are not streamed", param="stream")
+        if request.timeout_s is not None:
+            raise ApiError("timeout_s is given; answers in a file take the time they need", param="timeout_s")
         started = _Open(line, request)
         for prompt, tokens in enumerate(request.prompts):
             id_ = f"{line.number}.{prompt}"

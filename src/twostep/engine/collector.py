@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from twostep.core.loop import Abort
 from twostep.core.plan import Admission, Finished
@@ -16,6 +17,13 @@ from twostep.errors import SamplingError
 from twostep.model.tokenizer import Tokenizer
 
 
+class Ended(NamedTuple):
+    """A choice has come to its end while others of its request go on. Both as in `ChoiceOutput`."""
+
+    finish_reason: FinishName
+    stop_reason: str | int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """New text of one choice of a request that streams; tokens may come without text yet."""
@@ -25,6 +33,8 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
+    ended: Ended | None = None
+    """Then nothing is new, and nothing more comes of this choice. The last one's end is said by the whole output."""
 
 
 Event = Delta | RequestOutput
@@ -92,6 +102,17 @@ class Collector:
     def note(self, end: StepEnd) -> None:
         """A step ended; what it means is worked out in `catch_up`."""
         self._ends.append(end)
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether what was noted has the first token of an answer that streams."""
+        return any(
+            (choice := self._choices.get(chunk.number)) is not None and choice.request.streams
+            for end in self._ends
+            if isinstance(end, StepEnd)
+            for chunk in end.step.plan.chunks
+            if chunk.samples
+        )
 
     def note_aborted(self, finished: Sequence[Finished], now: int) -> None:
         """Sequences were aborted; likewise."""
@@ -190,3 +211,5 @@ class Collector:
         if request.open_choices == 0:
             choices = tuple(sorted(request.done, key=lambda done: done.index))
             self.events.append(RequestOutput(request.id, request.prompt, choices, request.cached_tokens or 0))
+        elif request.streams:
+            self.events.append(Delta(request.id, choice.index, "", (), (), Ended(reason, stop)))

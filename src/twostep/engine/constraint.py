@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,12 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
         self._tokenizer, self._rows = tokenizer, rows
         self._compiled = lru_cache(CACHED_GRAMMARS)(self._compile)
+        self._making = Lock()
+
+    def prepare(self) -> None:
+        """Makes what all grammars need, if it can be made. Otherwise `check` says why not."""
+        with suppress(InvalidParameterError), self._making:
+            _ = self._tokens if self._tokenizer.eos_ids else None
 
     def check(self, structured: StructuredOutput) -> None:
         """Raises `InvalidParameterError` for what cannot be compiled within `LIMITS`, or if llguidance is missing."""
@@ -90,7 +97,9 @@ class Grammars:
 
     def _checked(self, structured: StructuredOutput) -> "LLMatcher":
         """Its first steps are part of the check: some grammars show only there that they are too large, or empty."""
-        guidance, tokens = library(), self._tokens
+        guidance = library()
+        with self._making:
+            tokens = self._tokens
         try:
             grammar = guidance.grammar_from(structured.kind, grammar_text(structured))
         except ValueError as error:
@@ -154,10 +163,10 @@ def grammar_text(structured: StructuredOutput) -> str:
     return with_json_options(schema) if isinstance(schema, dict) else structured.text
 
 
-def refused(structured: StructuredOutput, problem: str) -> InvalidParameterError:
-    """The error for a form that cannot be used; of the problem its first line."""
+def refused(structured: StructuredOutput, problem: str, field: str = "structured") -> InvalidParameterError:
+    """The error for a form that cannot be used, asked for by `field`; of the problem its first line."""
     what = structured.kind.replace("json_schema", "JSON schema")
-    return InvalidParameterError(f"structured: the {what} cannot be used: {_first_line(problem)}", "structured")
+    return InvalidParameterError(f"{field}: the {what} cannot be used: {_first_line(problem)}", field)
 
 
 def _first_line(problem: str) -> str:

@@ -161,10 +161,28 @@ class Engine:
         """Begins the next step, if there is work, and leaves it running; returns what came of those that have ended."""
         self._check_process()
         self._loop.begin()
+        return self._take()
+
+    @property
+    def first_tokens(self) -> bool:
+        """Whether the step that ended last gave the first token of an answer that streams."""
+        return self._surroundings.collector.awaits_first
+
+    def come(self) -> list[Event]:
+        """What has come of steps that have ended, before the next one begins: text is made now, not beside it."""
+        self._surroundings.catch_up()
+        return self._take()
+
+    def _take(self) -> list[Event]:
         collector = self._surroundings.collector
         events, collector.events = collector.events, []
         self._open.difference_update(event.id for event in events if isinstance(event, RequestOutput))
         return events
+
+    def prepare_grammars(self) -> None:
+        """So that the first request under a grammar does not wait for what all of them need. Safe beside all else."""
+        if self._grammars is not None:
+            self._grammars.prepare()
 
     def measured(self) -> Measured:
         """What the steps and tokens took, since the start."""

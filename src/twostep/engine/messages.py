@@ -2,14 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from twostep.core.request import FinishReason
 from twostep.engine.collector import Event
+from twostep.engine.config import EngineConfig
 from twostep.engine.meter import Measured
 from twostep.engine.params import SamplingParams
 from twostep.settings import Settings
 
 # --- to the engine ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The first message: what to serve."""
+
+    path: Path
+    config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Ping:
     """Say how you are: answered between two steps."""
 
 
-ToEngine = Submit | Cancel | Ping
+ToEngine = Load | Submit | Cancel | Ping
 
 # --- from the engine ----------------------------------------------------------------------------------------------
 

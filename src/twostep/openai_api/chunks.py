@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostep.engine.collector import Delta
-from twostep.engine.outputs import ChoiceOutput, RequestOutput
+from twostep.engine.outputs import RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
@@ -15,6 +15,8 @@ from twostep.openai_api.responses import ID_PREFIX, usage
 from twostep.openai_api.timings import timings
 from twostep.openai_api.tool_calls import ToolStream, call_prefix, finish_reason
 
+FAILED = ("error", "abort")
+"""Reasons for which an answer has no end."""
 DONE = b"data: [DONE]\n\n"
 """The last event of every stream."""
 
@@ -28,6 +30,7 @@ class _Choice:
 
     offsets: TextOffsets
     begun: bool = False
+    ended: bool = False
     calls: ToolStream | None = None
     """Where answers may call tools."""
 
@@ -69,6 +72,8 @@ class Chunks:
     def delta(self, prompt: int, delta: Delta) -> bytes:
         """What is new of a choice of this prompt, by number; nothing where there is nothing to see. The first chunk of
         a choice always comes, with its first token."""
+        if delta.ended:
+            return b"".join(map(self._chunk, self._end(prompt, delta.index, *delta.ended)))
         choice = self._choice(prompt, delta.index)
         self._sent_tokens += len(delta.token_ids)
         piece, *more = choice.pieces(delta.text)
@@ -87,10 +92,11 @@ class Chunks:
         """A prompt's answers are whole. Raises `ApiError` with status 500 if one did not come to its end."""
         self._outputs[prompt] = output
         for choice in output.choices:
-            if choice.finish_reason in ("error", "abort"):
+            if choice.finish_reason in FAILED:
                 raise ApiError(choice.error or "the request was aborted", status=500)
         is_last = len(self._outputs) == len(self._request.prompts) and self._request.usage is StreamedUsage.NO
-        *early, last = [chunk for choice in output.choices for chunk in self._end(prompt, choice)]
+        ends = (self._end(prompt, one.index, one.finish_reason, one.stop_reason) for one in output.choices)
+        *early, last = [chunk for end in ends for chunk in end]
         return b"".join(map(self._chunk, early)) + self._chunk(last, self._timings() if is_last else {})
 
     def end(self) -> bytes:
@@ -138,15 +144,17 @@ class Chunks:
         first = {} if choice.begun else {"prompt_token_ids": self._request.prompts[prompt]}
         return {**first, "token_ids": delta.token_ids}
 
-    def _end(self, prompt: int, choice: ChoiceOutput) -> Iterator[dict[str, Any]]:
-        """The last chunks of a choice."""
+    def _end(self, prompt: int, index: int, reason: str, stop: str | int | None) -> Iterator[dict[str, Any]]:
+        """The last chunks of a choice, unless they were sent. One that failed has none: see `finished`."""
+        choice, number = self._choice(prompt, index), self._number(prompt, index)
+        if choice.ended or reason in FAILED:
+            return
+        choice.ended = True
         nothing: dict[str, Any] = {"delta": {}} if self._request.kind == "chat" else {"text": ""}
-        index, reason = self._number(prompt, choice.index), str(choice.finish_reason)
-        if calls := self._choice(prompt, choice.index).calls:
-            yield from (_chat_piece(index, piece) for piece in calls.finish())
+        if calls := choice.calls:
+            yield from (_chat_piece(number, piece) for piece in calls.finish())
             reason = finish_reason(reason, calls.calls)
-        ended = {"finish_reason": reason, "stop_reason": choice.stop_reason}
-        yield {"index": index, **nothing, "logprobs": None, **ended}
+        yield {"index": number, **nothing, "logprobs": None, "finish_reason": reason, "stop_reason": stop}
 
     def _prompt_text(self, prompt: int) -> str:
         skip_special = self._request.params.skip_special_tokens

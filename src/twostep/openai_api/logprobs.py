@@ -44,9 +44,7 @@ class TextOffsets:
         return offsets
 
 
-def completion_logprobs(
-    entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, offsets: TextOffsets
-) -> dict[str, Any]:
+def completion_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, offsets: TextOffsets) -> dict[str, Any]:
     """Lists with an entry for each token, the next ones of `offsets`.
 
     The alternatives include the chosen token, so that there may be one more than asked for.

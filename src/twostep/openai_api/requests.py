@@ -29,6 +29,7 @@ class StreamedUsage(Enum):
     EACH = "that, and so far in every one"
 
 
+LONGEST_TIMEOUT_S = 86400
 REPETITION_PENALTIES = 0.01, 100.0
 """The least and the most."""
 
@@ -60,6 +61,10 @@ class ApiRequest:
     """Requests find KV in the prefix cache only of those that had the same."""
     functions: tuple[str, ...] = ()
     """Names of those that answers may call: see `tool_calls.ToolStream`."""
+    timeout_s: float | None = None
+    """The answer has to be whole within this time of the request's arrival."""
+    form_field: str = ""
+    """The body's field that asks for a form of the answer, if one does."""
 
 
 def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequence[str]) -> ApiRequest:
@@ -79,28 +84,28 @@ def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequenc
 
 
 def _chat(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
-    tools, structured = read_tools(fields), read_structured(fields)
+    tools, asked = read_tools(fields), read_structured(fields)
     prompt = chat_prompt(fields, model, tools)
     extent = {
         "max_tokens": _chat_max_tokens(fields),
         "logprobs": _chat_logprobs(fields),
-        "structured": tools.form(structured) if tools else structured,
+        "structured": tools.form(asked.form) if tools else asked.form,
     }
     request = _request("chat", fields, name, (prompt,), extent, echo=False)
-    return replace(request, functions=tools.names) if tools else request
+    return replace(request, functions=tools.names if tools else (), form_field=asked.field or "tools")
 
 
 def _completion(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
-    prompts = completion_prompts(fields, model.tokenizer)
+    prompts, asked = completion_prompts(fields, model.tokenizer), read_structured(fields)
     extent = {
         "max_tokens": fields.take("max_tokens", COMPLETION_MAX_TOKENS),
         "logprobs": fields.take("logprobs"),
-        "structured": read_structured(fields),
+        "structured": asked.form,
     }
     echo = fields.flag("echo")
     if echo and extent["logprobs"] is not None:
         raise ApiError("echo is true and logprobs given; log-probabilities of prompts are not supported", param="echo")
-    return _request("completion", fields, name, prompts, extent, echo)
+    return replace(_request("completion", fields, name, prompts, extent, echo), form_field=asked.field)
 
 
 ENDPOINTS: dict[str, Callable[[Fields, LoadedModel, str], ApiRequest]] = {
@@ -133,6 +138,7 @@ def _request(
         return_token_ids=fields.flag("return_token_ids"),
         usage=_streamed_usage(fields.take("stream_options"), stream),
         cache_salt=_cache_salt(fields.take("cache_salt", "")),
+        timeout_s=_timeout_s(fields.take("timeout_s")),
         unknown=fields.rest(),
     )
 
@@ -181,6 +187,12 @@ def _streamed_usage(options: object, stream: bool) -> StreamedUsage:
         problem = "stream_options has continuous_usage_stats; that needs include_usage to be true"
         raise ApiError(problem, param="stream_options")
     return StreamedUsage.EACH if each else StreamedUsage.LAST if last else StreamedUsage.NO
+
+
+def _timeout_s(timeout_s: Any) -> float | None:
+    if timeout_s is not None:
+        check_real("timeout_s", timeout_s, 0, LONGEST_TIMEOUT_S, open_below=True)
+    return timeout_s
 
 
 def _cache_salt(salt: object) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from twostep.engine.refusals import shown
 from twostep.engine.structured import ANY_OBJECT, Kind, StructuredOutput
@@ -11,8 +11,15 @@ from twostep.openai_api.errors import ApiError
 from twostep.openai_api.fields import Fields
 
 
-def read_structured(fields: Fields) -> StructuredOutput | None:
-    """What one of the fields asks for; None: any text. Raises `ApiError`, also where several ask.
+class AskedForm(NamedTuple):
+    field: str
+    """Which field asks for it; empty for none."""
+    form: StructuredOutput | None = None
+    """None: any text."""
+
+
+def read_structured(fields: Fields) -> AskedForm:
+    """What one of the fields asks for. Raises `ApiError`, also where several ask.
 
     `strict` of a JSON schema makes no difference: every schema is kept to, and what cannot be is refused.
     """
@@ -20,7 +27,7 @@ def read_structured(fields: Fields) -> StructuredOutput | None:
     forms = {name: form for name, form in asked.items() if form is not None}
     if len(forms) > 1:
         raise ApiError(f"{' and '.join(forms)} each ask for a form of the answer; give one", param=next(iter(forms)))
-    return next(iter(forms.values()), None)
+    return next((AskedForm(name, form) for name, form in forms.items()), AskedForm(""))
 
 
 def _response_format(name: str, value: object) -> StructuredOutput | None:

@@ -68,7 +68,11 @@ def _middleware(state: ServerState, connections: Callable[[], int]) -> list[Midd
     if config.cors_origins:
         headers = ["Authorization", "Content-Type"]
         cors = Middleware(
-            CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["GET", "POST"], allow_headers=headers
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=headers,
+            expose_headers=["X-Request-Id"],
         )
         layers.insert(0, cors)
     return layers

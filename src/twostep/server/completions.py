@@ -21,7 +21,7 @@ from twostep.openai_api.requests import ApiRequest, read_request
 from twostep.openai_api.responses import ID_PREFIX, response_body
 from twostep.server.bodies import parse, read_body
 from twostep.server.errors import api_error
-from twostep.server.flights import ClientGoneError
+from twostep.server.flights import ClientGoneError, Flight
 from twostep.server.ledger import LEFT, Reply
 from twostep.server.places import Place
 from twostep.server.state import ServerState
@@ -41,8 +41,8 @@ class Completions:
         with state.places.take() as place, suppress(ClientGoneError):
             body = await read_body(Request(scope, receive), state.config.max_body_bytes)
             exchange = Exchange(state, client, scope["path"], send)
-            async with exchange.accounted(), state.flights.one(receive, state.config.request_timeout_s):
-                await exchange.run(body, place)
+            async with exchange.accounted(), state.flights.one(receive, state.config.request_timeout_s) as flight:
+                await exchange.run(body, place, flight)
 
 
 class Exchange:
@@ -54,10 +54,11 @@ class Exchange:
         self._created_s, self._unique = int(time()), uuid4().hex
         self._submitted: _Submitted | None = None
 
-    async def run(self, body: bytes, place: Place) -> None:
+    async def run(self, body: bytes, place: Place, flight: Flight) -> None:
         """Understands the body, has it answered and sends the reply."""
         request = await asyncio.to_thread(self._understand, body)
-        await self._state.forms.check(request.params.structured)
+        flight.limit(request.timeout_s)
+        await self._state.forms.check(request.params.structured, request.form_field)
         place.widen(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
@@ -101,7 +102,7 @@ class Exchange:
         created_s, received_ns = self._created_s, self._received_ns
         if request.stream:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
-            return EventStream(self._send, chunks)
+            return EventStream(self._send, self._id(request), chunks)
         body = partial(
             response_body,
             request,
@@ -110,7 +111,7 @@ class Exchange:
             created_s=created_s,
             received_ns=received_ns,
         )
-        return WholeReply(self._send, body)
+        return WholeReply(self._send, self._id(request), body)
 
     def _id(self, request: ApiRequest) -> str:
         """As the client sees it."""
@@ -133,6 +134,7 @@ class Exchange:
             status=status,
             outputs=tuple(submitted.outputs.values()),
             awaited=() if self._client.died else submitted.awaited,
+            cache_salt=submitted.request.cache_salt,
         )
         self._state.ledger.finished(reply)
 

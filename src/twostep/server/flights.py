@@ -1,6 +1,7 @@
 """Requests under way, each of which can be cut: its client has gone, its time is up, or the server ends."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,9 +17,17 @@ class ClientGoneError(Exception):
 class Flight:
     """One request under way."""
 
-    def __init__(self, timeout: asyncio.Timeout) -> None:
+    def __init__(self, timeout: asyncio.Timeout, limit_s: float | None) -> None:
         self.why: Exception | None = None
-        self._timeout = timeout
+        self.limit_s = limit_s
+        """How long it may take, since it began; None: for ever."""
+        self._timeout, self._began_s = timeout, asyncio.get_running_loop().time()
+
+    def limit(self, limit_s: float | None) -> None:
+        """It wants to take no longer than this."""
+        if limit_s is not None and limit_s < (self.limit_s or math.inf) and self.why is None:
+            self.limit_s = limit_s
+            self._timeout.reschedule(self._began_s + limit_s)
 
     def cut(self, why: Exception) -> None:
         """Ends it with this error, soon. What has ended, or is about to, goes on to its own end."""
@@ -47,17 +56,17 @@ class Flights:
             flight.cut(why)
 
     @asynccontextmanager
-    async def one(self, receive: Receive, timeout_s: float | None) -> AsyncIterator[None]:
+    async def one(self, receive: Receive, timeout_s: float | None) -> AsyncIterator[Flight]:
         """What runs inside is cancelled when the flight is cut, and this raises why: `ClientGoneError`, `ApiError`."""
         timeout = asyncio.timeout(timeout_s)
-        flight = Flight(timeout)
+        flight = Flight(timeout, timeout_s)
         try:
             async with timeout, self._watched(flight, receive):
-                yield
+                yield flight
         except TimeoutError:
             if not timeout.expired():
                 raise
-            late = ApiError(f"the request took longer than {timeout_s} s", status=504, code="timeout")
+            late = ApiError(f"the request took longer than {flight.limit_s} s", status=504, code="timeout")
             raise flight.why or late from None
 
     @asynccontextmanager

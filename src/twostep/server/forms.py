@@ -22,14 +22,14 @@ class FormCheck:
         self._passed: dict[StructuredOutput, None] = {}
         self._turn = asyncio.Lock()
 
-    async def check(self, form: StructuredOutput | None) -> None:
-        """Raises `InvalidParameterError` for a form that the engine shall not compile."""
+    async def check(self, form: StructuredOutput | None, field: str) -> None:
+        """Raises `InvalidParameterError` for a form, asked for by this field, that the engine shall not compile."""
         if form is None or form in self._passed:
             return
         library()
         async with self._turn:
             if problem := await _problem(form):
-                raise refused(form, problem)
+                raise refused(form, problem, field)
             self._passed[form] = None
             if len(self._passed) > REMEMBERED:
                 del self._passed[next(iter(self._passed))]

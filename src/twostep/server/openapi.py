@@ -63,6 +63,7 @@ _SAMPLING: Schema = {
         description="by token id",
     ),
     "priority": _nullable("integer", default=0, description="a lower number is more urgent"),
+    "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "for the whole answer"},
     "cache_salt": _nullable("string", description="only requests with the same find each other's KV"),
     "return_token_ids": _SWITCH,
     "response_format": _nullable("object", description="of type json_object, or json_schema with one"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 
 import uvicorn
@@ -20,12 +21,16 @@ from twostep.openai_api.errors import ApiError
 from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
 from twostep.server.state import ServerState
+from twostep.turns import take_short_turns
 
 CLOSE_S = 5
 """How long connections may take to close, once every request has had its reply."""
 
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: longer than clients keep theirs, so that none is closed as they write to it."""
+
+ONE_SIGNAL_S = 0.5
+"""Signals so close are one: whoever signals a whole group of processes, as `timeout` does `make`, reaches us twice."""
 
 Announce = Callable[[ServerConfig, Ready], None]
 """Called when requests are taken on, with the port and the name that are in use."""
@@ -54,7 +59,7 @@ def listen(config: ServerConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=1024)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # the address is named already
         raise AddressError(f"cannot listen on {config.host}, port {config.port}: {reason}") from None
 
 
@@ -63,6 +68,7 @@ async def _serve(state: ServerState, engine_config: EngineConfig, listener: sock
 
     Raises `TwostepError` if the model cannot be loaded.
     """
+    take_short_turns()
     front = Front(state)
     serving = asyncio.create_task(front.serve(sockets=[listener]))
     loading = asyncio.create_task(_load(state, engine_config))
@@ -77,6 +83,7 @@ async def _serve(state: ServerState, engine_config: EngineConfig, listener: sock
         await asyncio.wait([serving, loading])
         if state.client is not None:
             await state.client.stop()
+        state.close()
 
 
 async def _load(state: ServerState, engine_config: EngineConfig) -> Ready:
@@ -122,12 +129,14 @@ class Front(uvicorn.Server):
         super().__init__(config)
         self._state = state
         self._drain: asyncio.Task[None] | None = None
+        self._signalled_s = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On a signal. Not passed on afterwards: an orderly end has status 0."""
-        if self._state.draining:
+        if not self._state.draining:
+            self._state.draining, self._signalled_s = True, monotonic()
+        elif monotonic() - self._signalled_s > ONE_SIGNAL_S:
             os._exit(128 + sig)
-        self._state.draining = True
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to close."""

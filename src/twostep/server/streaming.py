@@ -37,8 +37,8 @@ class Sender(Protocol):
 class EventStream:
     """Headers leave with the first event: what is refused before has a status of its own."""
 
-    def __init__(self, send: Send, chunks: Chunks) -> None:
-        self._send, self._chunks = send, chunks
+    def __init__(self, send: Send, id_: str, chunks: Chunks) -> None:
+        self._send, self._id, self._chunks = send, id_, chunks
         self._begun = False
 
     async def event(self, prompt: int, event: Event) -> None:
@@ -60,23 +60,28 @@ class EventStream:
             return
         if not self._begun:
             self._begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            headers = [*_HEADERS, (b"x-request-id", self._id.encode())]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
 
 class WholeReply:
     """Nothing leaves before the end."""
 
-    def __init__(self, send: Send, body: Callable[[Sequence[RequestOutput]], Mapping[str, Any]]) -> None:
+    def __init__(self, send: Send, id_: str, body: Callable[[Sequence[RequestOutput]], Mapping[str, Any]]) -> None:
         """`body` makes the reply of the outputs."""
-        self._send, self._body = send, body
+        self._send, self._id, self._body = send, id_, body
 
     async def event(self, prompt: int, event: Event) -> None:
         pass
 
     async def end(self, outputs: Sequence[RequestOutput]) -> None:
         body = json.dumps(self._body(outputs), allow_nan=False).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", self._id.encode()),
+        ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 

@@ -1,7 +1,7 @@
 """`/tokenize` and `/detokenize`, in vLLM's form."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from starlette.requests import Request
@@ -36,13 +36,18 @@ class Tokens:
         self._state.engine()
         with self._state.places.take():
             body = await read_body(request, self._state.config.max_body_bytes)
-            return JSONResponse(await asyncio.to_thread(self._translate, body, translate))
+            reply, unknown = await asyncio.to_thread(self._translate, body, translate)
+        self._state.note_unknown(unknown)
+        return JSONResponse(reply)
 
-    def _translate(self, body: bytes, translate: Callable[[Fields], dict[str, Any]]) -> dict[str, Any]:
+    def _translate(
+        self, body: bytes, translate: Callable[[Fields], dict[str, Any]]
+    ) -> tuple[dict[str, Any], Iterable[str]]:
+        """The reply, and fields that nobody knows."""
         try:
             fields = Fields(parse(body))
             model_name(fields, self._state.names)
-            return translate(fields)
+            return translate(fields), fields.rest()
         except RecursionError:
             raise ApiError("the body is nested too deeply") from None
         except TwostepError as error:
