@@ -1,0 +1,171 @@
+"""Traces that others published, read into workloads."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from twostep.errors import WorkloadError
+from twostep.workload.format import MARK, from_first, is_in_order, read_workload
+from twostep.workload.lines import Say, from_json, naming, numbered_lines
+from twostep.workload.values import MOST_TOKENS, count_in, number_in, whole, wrong
+from twostep.workload.workload import Workload, WorkloadRequest
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A request of a trace; tokens may be 0, seconds are of any clock."""
+
+    at_s: float
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A format."""
+
+    name: str
+    fields: tuple[str, ...]
+    """A file is of this format if its rows have these; others are not looked at."""
+    is_json: bool
+    decode: Callable[[Row], _Raw]
+    origin: str
+    """Where files of this format come from, and the licence of those that were published."""
+    block_tokens: int = 16
+
+
+def open_workload(path: Path, say: Say) -> Workload:
+    """Of any format that is known, told by its first line.
+
+    Raises `WorkloadError` that names file, line and field, and what is allowed; `OSError` if there is no file.
+    """
+    number, line = next(numbered_lines(path), (1, b""))
+    with naming(path, number):
+        names = _field_names(line)
+    if MARK in names:
+        return read_workload(path, say)
+    for trace in TRACES:
+        if names.issuperset(trace.fields):
+            return _import(path, trace, say)
+    known = "; ".join([f"Twostep's ({MARK})", *(f"{trace.name} ({', '.join(trace.fields)})" for trace in TRACES)])
+    raise WorkloadError(f"{path}: the first line has none of the formats that are known: {known}")
+
+
+def _field_names(line: bytes) -> set[str]:
+    """Of the first row, or of the header of a CSV file."""
+    if not line.lstrip().startswith(b"{"):
+        return set(_csv_fields(line))
+    value = from_json(line)
+    return set(value) if isinstance(value, dict) else set()
+
+
+def _import(path: Path, trace: Trace, say: Say) -> Workload:
+    """Rows without tokens of prompt or answer are dropped: they failed, and nothing of them can be measured."""
+    raws = list(_raws(path, trace))
+    served = [
+        WorkloadRequest(raw.at_s, raw.input_tokens, raw.output_tokens, raw.blocks)
+        for raw in raws
+        if raw.input_tokens and raw.output_tokens
+    ]
+    if len(served) < len(raws):
+        say(f"{path}: {len(raws) - len(served)} of {len(raws)} rows dropped, they have no prompt or no answer")
+    if not is_in_order(served):
+        say(f"{path}: rows are not in the order of their arrival, they were sorted")
+    source = f"{path.name}, {trace.name}: {trace.origin}"
+    return Workload(from_first(served), trace.block_tokens, path.stem, source)
+
+
+def _raws(path: Path, trace: Trace) -> Iterator[_Raw]:
+    for number, row in (_json_rows if trace.is_json else _csv_rows)(path):
+        with naming(path, number):
+            missing = [name for name in trace.fields if name not in row]
+            if missing:
+                raise WorkloadError(f"{', '.join(missing)} is missing")
+            yield trace.decode(row)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in numbered_lines(path):
+        with naming(path, number):
+            value = from_json(line)
+            if not isinstance(value, dict):
+                wrong("the row", value, "an object")
+        yield number, value
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    lines = numbered_lines(path)
+    names = _csv_fields(next(lines)[1])
+    for number, line in lines:
+        with naming(path, number):
+            fields = _csv_fields(line)
+            if len(fields) != len(names):
+                raise WorkloadError(f"{len(fields)} fields, the first line names {len(names)}")
+        yield number, dict(zip(names, fields, strict=True))
+
+
+def _csv_fields(line: bytes) -> list[str]:
+    """Of one line; those of traces do not go over several."""
+    try:
+        return next(csv.reader([line.decode("utf-8-sig")]))
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"byte {error.start} is not UTF-8") from None
+    except (csv.Error, StopIteration) as error:
+        raise WorkloadError(f"neither JSON nor CSV: {error}") from None
+
+
+# --- the formats --------------------------------------------------------------------------------------------------
+
+
+def _azure(row: Row) -> _Raw:
+    """Times have seven digits below the second, of which six are kept. A time zone is UTC if there is none."""
+    written = row["TIMESTAMP"]
+    try:
+        time = datetime.fromisoformat(written)
+    except ValueError:
+        wrong("TIMESTAMP", written, "a time such as 2023-11-16 18:17:03.9799600")
+    at_s = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return _Raw(
+        at_s, count_in(row["ContextTokens"], "ContextTokens"), count_in(row["GeneratedTokens"], "GeneratedTokens")
+    )
+
+
+MOONCAKE_BLOCK_TOKENS = 512
+
+
+def _mooncake(row: Row) -> _Raw:
+    """`timestamp` in ms. `hash_ids` name blocks of the prompt by all up to their end; the last may be short."""
+    input_tokens, ids = whole(row["input_length"], "input_length", 0, MOST_TOKENS), row["hash_ids"]
+    most = -(-input_tokens // MOONCAKE_BLOCK_TOKENS)
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids) or len(ids) > most:
+        wrong("hash_ids", ids, f"a list of at most {most} whole numbers, one for {MOONCAKE_BLOCK_TOKENS} tokens")
+    at_s = whole(row["timestamp"], "timestamp", 0, 10**15) / 1000
+    return _Raw(at_s, input_tokens, whole(row["output_length"], "output_length", 0, MOST_TOKENS), tuple(ids))
+
+
+def _burstgpt(row: Row) -> _Raw:
+    """`Timestamp` in s. Requests that failed have an answer of 0 tokens."""
+    input_tokens, output_tokens = (count_in(row[name], name) for name in ("Request tokens", "Response tokens"))
+    return _Raw(number_in(row["Timestamp"], "Timestamp"), input_tokens, output_tokens)
+
+
+TRACES = (
+    Trace(
+        "Azure LLM inference trace", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), False, _azure,
+        "published in Azure/AzurePublicDataset under CC-BY 4.0; Patel et al., Splitwise, ISCA 2024",
+    ),
+    Trace(
+        "Mooncake trace", ("timestamp", "input_length", "output_length", "hash_ids"), True, _mooncake,
+        "published in kvcache-ai/Mooncake under Apache-2.0; Qin et al., Mooncake, FAST 2025", MOONCAKE_BLOCK_TOKENS,
+    ),
+    Trace(
+        "BurstGPT trace", ("Timestamp", "Request tokens", "Response tokens"), False, _burstgpt,
+        "published in HPMLL/BurstGPT under CC-BY 4.0; Wang et al., BurstGPT, 2024",
+    ),
+)  # fmt: skip

@@ -1,0 +1,152 @@
+"""The file format: JSON lines, a header and one object for each request. docs/workloads.md describes it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from twostep.errors import WorkloadError
+from twostep.workload.lines import Say, from_json, is_torn, naming, numbered_lines
+from twostep.workload.values import record, seconds, text, tokens, whole, wrong
+from twostep.workload.workload import Workload, WorkloadRequest
+
+MARK = "twostep_workload"
+"""The header's key that makes a file a workload; its value is the format's version."""
+
+VERSION = 1
+BY_ARRIVAL, BY_END = "arrival", "end"
+"""Orders of rows. A server that records knows a request only when it has ended; such rows have times of any clock."""
+
+MOST_BLOCK_NUMBER = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class _Header:
+    block_tokens: int
+    name: str
+    source: str
+    order: str
+
+
+def read_workload(path: Path, say: Say) -> Workload:
+    """Each row checked. A last line that is cut off is left out, and said.
+
+    Raises `WorkloadError` that names file, line and field, and what is allowed; `OSError` if there is no file.
+    """
+    lines = numbered_lines(path)
+    number, first = next(lines, (1, b""))
+    with naming(path, number):
+        header = _decode_header(from_json(first))
+    requests: list[WorkloadRequest] = []
+    last_s = 0.0
+    for number, line in lines:
+        if is_torn(line):
+            say(f"{path}, line {number}: the last line is cut off, it was left out")
+            break
+        with naming(path, number):
+            request = _decode_request(from_json(line), len(requests), header)
+            last_s = _checked_order(request, last_s, header)
+        requests.append(request)
+    in_order = from_first(requests) if header.order == BY_END else requests
+    return Workload(in_order, header.block_tokens, header.name, header.source)
+
+
+def write_workload(path: Path, workload: Workload) -> None:
+    """Takes the place of a file that is there. What `read_workload` gives of it is equal."""
+    with path.open("w", encoding="ascii") as file:
+        file.write(header_line(workload))
+        file.writelines(map(request_line, workload.requests))
+
+
+def header_line(workload: Workload, order: str = BY_ARRIVAL) -> str:
+    """Of a file with these requests, which are not looked at."""
+    header: dict[str, Any] = {
+        MARK: VERSION,
+        "block_tokens": workload.block_tokens,
+        "name": workload.name,
+        "source": workload.source,
+    }
+    return _line(header if order == BY_ARRIVAL else header | {"order": order})
+
+
+def request_line(request: WorkloadRequest) -> str:
+    """Without what has its default."""
+    row: dict[str, Any] = {
+        "arrival_s": request.arrival_s,
+        "input_tokens": request.input_tokens,
+        "output_tokens": request.output_tokens,
+    }
+    if request.blocks:
+        row["blocks"] = request.blocks
+    if request.after is not None:
+        row["after"] = request.after
+    if request.text is not None:
+        row["text"] = request.text
+    return _line(row)
+
+
+def from_first(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:
+    """In order of their arrivals, counted from the first to whole microseconds; none may come `after` another."""
+    ordered = sorted(requests, key=lambda request: request.arrival_s)
+    return [replace(one, arrival_s=round(one.arrival_s - ordered[0].arrival_s, 6)) for one in ordered]
+
+
+def is_in_order(requests: Sequence[WorkloadRequest]) -> bool:
+    return all(one.arrival_s <= next_.arrival_s for one, next_ in pairwise(requests))
+
+
+def _line(value: dict[str, Any]) -> str:
+    return dumps(value, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _decode_header(value: object) -> _Header:
+    if not isinstance(value, dict) or MARK not in value:
+        raise WorkloadError(f'not a workload: its first line has to be an object with "{MARK}": {VERSION}')
+    if value[MARK] != VERSION:
+        wrong(MARK, value[MARK], f"{VERSION}, the only version that this Twostep reads")
+    fields = record(value, (MARK, "block_tokens"), ("name", "source", "order"))
+    if (order := fields.get("order", BY_ARRIVAL)) not in (BY_ARRIVAL, BY_END):
+        wrong("order", order, f"{BY_ARRIVAL} or {BY_END}")
+    name, source = text(fields.get("name", ""), "name"), text(fields.get("source", ""), "source")
+    return _Header(tokens(fields["block_tokens"], "block_tokens"), name, source, str(order))
+
+
+def _decode_request(value: object, number: int, header: _Header) -> WorkloadRequest:
+    """The one that has this number, from 0."""
+    fields = record(value, ("arrival_s", "input_tokens", "output_tokens"), ("blocks", "after", "text"))
+    input_tokens = tokens(fields["input_tokens"], "input_tokens")
+    return WorkloadRequest(
+        seconds(fields["arrival_s"], "arrival_s"),
+        input_tokens,
+        tokens(fields["output_tokens"], "output_tokens"),
+        _decode_blocks(fields.get("blocks", []), -(-input_tokens // header.block_tokens)),
+        _decode_after(fields["after"], number, header) if "after" in fields else None,
+        text(fields["text"], "text") if "text" in fields else None,
+    )
+
+
+def _decode_blocks(value: object, most: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one <= MOST_BLOCK_NUMBER for one in value):
+        wrong("blocks", value, f"a list of whole numbers from 0 to {MOST_BLOCK_NUMBER}")
+    if len(value) > most:
+        raise WorkloadError(f"blocks has {len(value)} members; input_tokens and block_tokens leave room for {most}")
+    return tuple(value)
+
+
+def _decode_after(value: object, number: int, header: _Header) -> int:
+    if header.order == BY_END:
+        raise WorkloadError(f"after is {value!r}; there is none where order is {BY_END}")
+    if number == 0:
+        raise WorkloadError(f"after is {value!r}; there is no request before the first")
+    return whole(value, "after", 0, number - 1)
+
+
+def _checked_order(request: WorkloadRequest, last_s: float, header: _Header) -> float:
+    """The latest arrival so far."""
+    if header.order == BY_END or request.after is not None:
+        return last_s
+    if request.arrival_s < last_s:
+        raise WorkloadError(f"arrival_s is {request.arrival_s:g}; it has to be from {last_s:g}, as rows are in order")
+    return request.arrival_s

@@ -1,0 +1,66 @@
+"""A workload's file line by line, never the whole, with errors that name the line."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from json import JSONDecodeError, loads
+from pathlib import Path
+
+from twostep.errors import WorkloadError
+
+Say = Callable[[str], None]
+"""Gets one line for a person: what was left out, sorted or clipped. Nothing of the kind happens in silence."""
+
+MOST_LINE_BYTES = 16 << 20
+MOST_LINES = 6_000_000
+"""About a gigabyte of requests; the longest public trace that we know has 5.3 million."""
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, with their numbers from 1. Raises `WorkloadError`, or `OSError` if there is no file."""
+    with path.open("rb") as file:
+        for number in count(1):
+            line = file.readline(MOST_LINE_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MOST_LINE_BYTES:
+                raise WorkloadError(f"{path}, line {number}: longer than {MOST_LINE_BYTES >> 20} MiB, the most allowed")
+            if number > MOST_LINES:
+                raise WorkloadError(f"{path} has more than {MOST_LINES} lines, the most allowed; cut it into parts")
+            if line.strip():
+                yield number, line
+
+
+@contextmanager
+def naming(path: Path, line: int) -> Iterator[None]:
+    """A `WorkloadError` from inside gets file and line put before it."""
+    try:
+        yield
+    except WorkloadError as error:
+        raise WorkloadError(f"{path}, line {line}: {error}") from None
+
+
+def from_json(line: bytes) -> object:
+    """Raises `WorkloadError`."""
+    try:
+        value: object = loads(line)
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"byte {error.start} is not UTF-8") from None
+    except JSONDecodeError as error:
+        raise WorkloadError(f"not JSON: {error.msg}, at column {error.colno}") from None
+    except RecursionError:
+        raise WorkloadError("not JSON: nested too deeply") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise WorkloadError(f"not JSON: {error}") from None
+    return value
+
+
+def is_torn(line: bytes) -> bool:
+    """A last line that its writer did not finish: its process was killed."""
+    if line.endswith(b"\n"):
+        return False
+    try:
+        from_json(line)
+    except WorkloadError:
+        return True
+    return False

@@ -1,0 +1,169 @@
+"""Changes of a workload, so that a machine can serve it: each gives a new one, whose source says what was done, and
+says what was left out or clipped."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from twostep.errors import InvalidParameterError, WorkloadError
+from twostep.workload.limits import check_within
+from twostep.workload.lines import Say
+from twostep.workload.rates import mean_rate
+from twostep.workload.sampling import sample
+from twostep.workload.scaling import scaled_blocks
+from twostep.workload.workload import Workload, WorkloadRequest
+
+
+@dataclass(frozen=True)
+class Changes:
+    """In the order in which they are made. None: as it is."""
+
+    from_s: float | None = None
+    to_s: float | None = None
+    sample: float | None = None
+    """Only this share of conversations, as `sampling.sample` tells them."""
+    requests: int | None = None
+    """Only so many, the first."""
+    length_scale: float | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    rate_scale: float | None = None
+    rate: float | None = None
+    """Requests per second, in the mean."""
+
+    def __post_init__(self) -> None:
+        """Raises `InvalidParameterError`."""
+        check_within("from_s", self.from_s, 0, 1e12)
+        check_within("to_s", self.to_s, self.from_s or 0, 1e12)
+        check_within("sample", self.sample, 1e-6, 1)
+        for name in ("requests", "max_input_tokens", "max_output_tokens"):
+            check_within(name, getattr(self, name), 1, 1e9)
+        for name in ("length_scale", "rate_scale", "rate"):
+            check_within(name, getattr(self, name), 1e-6, 1e6)
+        if self.rate_scale is not None and self.rate is not None:
+            raise InvalidParameterError("rate_scale and rate both say how fast requests come; give one", "rate")
+
+
+def reshaped(workload: Workload, changes: Changes, say: Say) -> Workload:
+    """With these changes. Raises `WorkloadError` for what cannot be done with this workload."""
+    if changes.from_s is not None or changes.to_s is not None:
+        workload = window(workload, changes.from_s or 0.0, changes.to_s, say)
+    if changes.sample is not None:
+        workload = sampled(workload, changes.sample, say)
+    if changes.requests is not None:
+        workload = first(workload, changes.requests, say)
+    if changes.length_scale is not None:
+        workload = with_lengths_scaled(workload, changes.length_scale)
+    if changes.max_input_tokens is not None or changes.max_output_tokens is not None:
+        workload = clipped(workload, changes.max_input_tokens, changes.max_output_tokens, say)
+    if changes.rate_scale is not None:
+        workload = with_rate_scaled(workload, changes.rate_scale)
+    return workload if changes.rate is None else at_rate(workload, changes.rate)
+
+
+def window(workload: Workload, from_s: float, to_s: float | None, say: Say) -> Workload:
+    """Requests that arrive from `from_s` on and before `to_s`, counted from there, with those that come after them."""
+    end_s = float("inf") if to_s is None else to_s
+    kept = _kept(workload.requests, [from_s <= request.arrival_s < end_s for request in workload.requests])
+    moved = [one if one.after is not None else replace(one, arrival_s=round(one.arrival_s - from_s, 6)) for one in kept]
+    span = f"from {from_s:g} s" + ("" if to_s is None else f" to {to_s:g} s")
+    say(f"{len(moved)} of {len(workload.requests)} requests kept, those {span}")
+    return _changed(workload, moved, span)
+
+
+def sampled(workload: Workload, share: float, say: Say) -> Workload:
+    """Only a random `share` of conversations, and of requests that belong to none. Rates go down, and are as bursty as
+    they were; what prompts share stays shared."""
+    kept = list(_kept(workload.requests, sample(workload, share)))
+    say(f"{len(kept)} of {len(workload.requests)} requests kept, a sample of {share:.6g} of all conversations")
+    return _changed(workload, kept, f"sample of {share:.6g} of conversations")
+
+
+def first(workload: Workload, requests: int, say: Say) -> Workload:
+    """Only so many. Who comes after another has a higher number, so nobody waits for one that is left out."""
+    if requests < len(workload.requests):
+        say(f"{requests} of {len(workload.requests)} requests kept, the first")
+    return _changed(workload, workload.requests[:requests], f"first {requests} requests")
+
+
+def with_rate_scaled(workload: Workload, factor: float) -> Workload:
+    """All rates times `factor`. The time from an answer's end to the next turn stays: nobody thinks faster because
+    more people come."""
+    moved = [
+        one if one.after is not None else replace(one, arrival_s=round(one.arrival_s / factor, 6))
+        for one in workload.requests
+    ]
+    return _changed(workload, moved, f"rate times {factor:.6g}")
+
+
+def at_rate(workload: Workload, rate: float) -> Workload:
+    """So that the mean rate (`rates.mean_rate`) is `rate`, in requests per second. Raises `WorkloadError` if all
+    requests arrive at once."""
+    now = mean_rate(workload)
+    if now is None:
+        raise WorkloadError(f"{workload.name or 'the workload'} has no rate to change: its requests come all at once")
+    return with_rate_scaled(workload, rate / now)
+
+
+def clipped(workload: Workload, max_input_tokens: int | None, max_output_tokens: int | None, say: Say) -> Workload:
+    """Longer prompts lose their end, so that what they share stays shared; answers are shorter.
+
+    Raises `WorkloadError` for a prompt that is too long but has its text, whose tokens nobody knows.
+    """
+    _refuse_text(workload, "clipped", lambda one: max_input_tokens is not None and one.input_tokens > max_input_tokens)
+    short = list(_clipped(workload, max_input_tokens, max_output_tokens))
+    inputs, outputs = ([getattr(one, name) for one in workload.requests] for name in ("input_tokens", "output_tokens"))
+    _say_clipped("prompts", inputs, [one.input_tokens for one in short], max_input_tokens, say)
+    _say_clipped("answers", outputs, [one.output_tokens for one in short], max_output_tokens, say)
+    limits = f"prompts clipped to {max_input_tokens}, answers to {max_output_tokens} tokens"
+    return _changed(workload, short, limits.replace("None", "any"))
+
+
+def with_lengths_scaled(workload: Workload, factor: float) -> Workload:
+    """All lengths times `factor`, rounded, at least 1. Prompts that began alike begin alike for as many tokens times
+    `factor`, to within a block. Raises `WorkloadError` for prompts that have their text."""
+    _refuse_text(workload, "scaled", lambda _: True)
+    block_tokens, blocks = scaled_blocks(workload, factor)
+    scaled = [
+        replace(
+            one,
+            input_tokens=(input_tokens := max(1, round(one.input_tokens * factor))),
+            output_tokens=max(1, round(one.output_tokens * factor)),
+            blocks=numbers[: -(-input_tokens // block_tokens)],
+        )
+        for one, numbers in zip(workload.requests, blocks, strict=True)
+    ]
+    return replace(_changed(workload, scaled, f"lengths times {factor:.6g}"), block_tokens=block_tokens)
+
+
+def _clipped(workload: Workload, max_input: int | None, max_output: int | None) -> Iterator[WorkloadRequest]:
+    for one in workload.requests:
+        input_tokens = one.input_tokens if max_input is None else min(one.input_tokens, max_input)
+        output_tokens = one.output_tokens if max_output is None else min(one.output_tokens, max_output)
+        blocks = one.blocks[: -(-input_tokens // workload.block_tokens)]
+        yield replace(one, input_tokens=input_tokens, output_tokens=output_tokens, blocks=blocks)
+
+
+def _say_clipped(what: str, before: Sequence[int], after: Sequence[int], limit: int | None, say: Say) -> None:
+    count = sum(one != other for one, other in zip(before, after, strict=True))
+    if count:
+        share = 1 - sum(after) / sum(before)
+        say(f"{count} of {len(before)} {what} clipped to {limit} tokens, {share:.1%} of all their tokens are gone")
+
+
+def _kept(requests: Sequence[WorkloadRequest], inside: Sequence[bool]) -> Iterator[WorkloadRequest]:
+    """Those that are inside, and those that come after one that is kept, with the numbers that they have then."""
+    numbers: dict[int, int] = {}
+    for old, request in enumerate(requests):
+        if inside[old] if request.after is None else request.after in numbers:
+            numbers[old] = len(numbers)
+            yield request if request.after is None else replace(request, after=numbers[request.after])
+
+
+def _changed(workload: Workload, requests: Sequence[WorkloadRequest], how: str) -> Workload:
+    return replace(workload, requests=requests, source=f"{workload.source}; {how}" if workload.source else how)
+
+
+def _refuse_text(workload: Workload, change: str, concerned: Callable[[WorkloadRequest], bool]) -> None:
+    for number, one in enumerate(workload.requests):
+        if one.text is not None and concerned(one):
+            raise WorkloadError(f"request {number} has its text; only lengths without a text can be {change}")
