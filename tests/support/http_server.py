@@ -70,6 +70,7 @@ class Host:
                 pulse.cancel()
                 state.draining = True
                 serving.result(20)
+                state.close()
 
 
 @contextmanager

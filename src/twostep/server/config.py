@@ -51,6 +51,8 @@ class ServerConfig:
     On a slow machine a wide step of a large model takes some tens of seconds."""
     log: LogFormat = "text"
     """How each finished request is logged, one line on standard error."""
+    record_workload: str | None = None
+    """File for the traffic that comes, as a workload, without its text; None: it is not recorded."""
     effective: tuple[Effective, ...] = ()
     """All settings as they are in effect, the engine's included, for people to read."""
 

@@ -39,6 +39,8 @@ class Reply:
     """Of its prompts, as far as they have come."""
     awaited: tuple[str, ...] = ()
     """Engine's ids of prompts that nobody waited for any more: their outputs come to `Ledger.late`."""
+    cache_salt: str = ""
+    """As the request gave it: prompts are like those of others only where it is the same."""
 
 
 class Ledger:

@@ -101,6 +101,7 @@ SETTINGS = (
     Setting("drain_s", "server", NUMBER, "S", "how long SIGTERM lets requests finish (default: 30)"),
     Setting("stall_s", "server", NUMBER, "S", "without a step for so long the server is not alive (default: 60)"),
     Setting("log", "server", TEXT, "FORMAT", "a line a request: text (default), json or off"),
+    Setting("record_workload", "server", TEXT, "FILE", "write the traffic that comes, without its text, as a workload"),
     # --- the engine -----------------------------------------------------------------------------------------------
     Setting("max_num_seqs", "engine", INTEGER, "N", "sequences that run at a time"),
     Setting("max_model_len", "engine", INTEGER, "N", "most tokens of prompt and answer (default: the model's context)"),

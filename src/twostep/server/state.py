@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import time
 
 from twostep.engine.client import EngineClient
@@ -18,6 +19,7 @@ from twostep.server.metrics import Metrics
 from twostep.server.places import Places
 from twostep.server.pulse import Pulse
 from twostep.server.requests_log import RequestsLog
+from twostep.server.traffic import TrafficRecorder
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class ServerState:
     """What requests may call the model."""
     metrics: Metrics = field(default_factory=Metrics)
     ledger: Ledger = field(init=False)
+    traffic: TrafficRecorder | None = field(init=False)
     client: EngineClient | None = None
     ready: Ready | None = None
     """Both None while the model is being loaded."""
@@ -51,7 +54,10 @@ class ServerState:
     def __post_init__(self) -> None:
         log = self.config.log
         logs = [] if log == "off" else [RequestsLog(sys.stderr, as_json=log == "json").write]
-        self.ledger = Ledger(tell=[self.metrics.heard, *logs])
+        file = self.config.record_workload
+        self.traffic = None if file is None else TrafficRecorder(Path(file), self.names[0])
+        records = [] if self.traffic is None else [self.traffic.heard]
+        self.ledger = Ledger(tell=[self.metrics.heard, *logs, *records])
 
     def loaded(self, client: EngineClient, ready: Ready) -> None:
         """Requests can be taken on from now."""
@@ -59,6 +65,11 @@ class ServerState:
         client.unawaited = self.ledger.late
         client.ping()  # so that there are metrics before the first request
         self.places = Places(ready.settings.seats + self.config.max_queue)
+
+    def close(self) -> None:
+        """Nothing is served any more."""
+        if self.traffic is not None:
+            self.traffic.close()
 
     def engine(self) -> tuple[EngineClient, Ready]:
         """Raises `ApiError` with status 503 where there is none that takes on requests."""
