@@ -463,3 +463,20 @@ def test_no_server_at_all() -> None:
 
     with pytest.raises(TargetError, match="no connection"):
         asyncio.run(connect(Target(asyncio.run(unused()))))
+
+
+def test_a_server_without_tls() -> None:
+    """It takes the first bytes of TLS for a bad request and says so in plain text, as most do."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(1):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def connecting() -> None:
+        listening = await asyncio.start_server(refuse, "127.0.0.1", 0)
+        async with listening:
+            await connect(Target(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
+
+    with pytest.raises(TargetError, match=r"connection refused: .*SSL"):
+        asyncio.run(connecting())

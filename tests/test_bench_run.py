@@ -211,6 +211,23 @@ def test_ctrl_c_ends_a_run_with_what_there_is() -> None:
     assert failures == [None, FailureKind.CANCELLED, FailureKind.CANCELLED]
 
 
+def test_a_stop_before_the_run_does_not_wait_for_the_server() -> None:
+    """The warm-up hangs."""
+
+    async def measure() -> None:
+        stop = asyncio.Event()
+
+        async def answer(peer: Peer) -> None:
+            stop.set()
+            await peer.gone()
+
+        async with serving(answer) as url:
+            await run(Workload([request()]), Target(url), Open(), replace(OPTIONS, warmup=1), stop=stop)
+
+    with pytest.raises(TargetError, match="stopped before the first request"):
+        asyncio.run(measure())
+
+
 def test_progress_is_told() -> None:
     told: list[Progress] = []
 
@@ -374,7 +391,7 @@ def test_the_server_is_asked_how_long_words_are() -> None:
     record = measured(answer, WorkloadRequest(0, 50, 1), options=Options("salt"))
     assert lengths == [*PROBES, 20]
     assert record.fit is not None
-    assert (record.fit.overhead, record.fit.per_word) == (pytest.approx(10), pytest.approx(2))
+    assert [record.fit.overhead, record.fit.per_word] == pytest.approx([10, 2])
     assert record.outcomes[0].input_tokens == 50
 
 

@@ -94,7 +94,8 @@ def test_a_load_by_hand() -> None:
             request(50, ended_ms=50, failure="connection refused"),
         ]
     )
-    assert (load.requests, load.served, load.duration_s) == (5, 3, pytest.approx(0.4))
+    assert (load.requests, load.served) == (5, 3)
+    assert load.duration_s == pytest.approx(0.4)
     assert load.failures == {"stalled": 1, "connection refused": 1}
     assert load.ttft is not None
     assert in_ms(load.ttft.mean, load.ttft.p50, load.ttft.max) == [60, 40, 100]
@@ -106,7 +107,8 @@ def test_a_load_by_hand() -> None:
     assert (load.e2e.n, in_ms(load.e2e.max)) == (3, [240])
     assert (load.input_tokens, load.output_tokens) == (30, 6)
     assert (load.request_rate, load.input_rate, load.output_rate) == pytest.approx((7.5, 75, 15))
-    assert (load.met, load.goodput) == (3, pytest.approx(7.5))
+    assert load.met == 3
+    assert load.goodput == pytest.approx(7.5)
 
 
 def test_a_load_that_all_failed_has_no_latency() -> None:
@@ -176,7 +178,8 @@ def test_a_summary_is_ordered(values: list[float]) -> None:
 def test_percentiles_by_hand() -> None:
     summary = summarise([4, 1, 3, 2, 5])
     assert summary is not None
-    assert (summary.mean, summary.p50, summary.p90, summary.max) == (3, 3, pytest.approx(4.6), 5)
+    assert (summary.mean, summary.p50, summary.max) == (3, 3, 5)
+    assert summary.p90 == pytest.approx(4.6)
     assert summarise([]) is None
     one = summarise([7])
     assert one is not None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupts() -> Iterator[asyncio.Event]:
-    """Set by SIGINT, for `run`. Only in the main thread's event loop."""
+    """Set by SIGINT, for `run`. Only in the main thread's event loop, where nothing else may handle it meanwhile."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     try:

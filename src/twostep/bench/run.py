@@ -1,9 +1,11 @@
 """Runs a workload against a server: open loop or closed, with warm-up, time limit and an end at any moment."""
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Any, TypeVar
 
 from twostep.bench.client import Ask, Client, connect
 from twostep.bench.files import make_room
@@ -15,6 +17,8 @@ from twostep.bench.target import Target
 from twostep.errors import InvalidParameterError, TargetError
 from twostep.metrics.summary import summarise
 from twostep.workload.workload import Workload
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,16 @@ async def run(
 ) -> RunRecord:
     """Asks all of the workload. `report` is called some times a second; setting `stop` ends the run at once.
 
-    Requests that fail are outcomes. Raises `TargetError` if the server cannot be asked at all, and
-    `InvalidParameterError` for a workload or a mode that cannot be run.
+    Requests that fail are outcomes. Raises `TargetError` if the server cannot be asked at all or `stop` is set before
+    the first of them, and `InvalidParameterError` for a workload or a mode that cannot be run.
     """
     _check(workload, target, mode, options)
+    stop = stop or asyncio.Event()
     room = make_room(mode, len(workload.requests))
-    client = await connect(target)
-    fit = await _fit(workload, client, options)
-    await _warm_up(workload, client, _source(workload, fit, options, f"{options.salt}/warm-up"), options.warmup)
+    client, fit = await _unless(stop, _prepared(workload, target, options))
     running = Running(workload, mode, client, _source(workload, fit, options, options.salt), room)
     started_at = datetime.now(UTC)
-    end = await running.run(stop or asyncio.Event(), options.limit_s, report)
+    end = await running.run(stop, options.limit_s, report)
     return RunRecord(
         server=client.server,
         workload=workload.name,
@@ -85,6 +88,28 @@ def _check(workload: Workload, target: Target, mode: Mode, options: Options) -> 
         raise InvalidParameterError(f"{mode.clients} clients; there has to be one at least", "concurrency")
     if options.vocabulary is not None and target.endpoint == "chat":
         raise InvalidParameterError("prompts of token ids need the endpoint completions", "endpoint")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    """Raises `TargetError` if `stop` is set before the work is done, which then ends."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+    raise TargetError("stopped before the first request of the run")
+
+
+async def _prepared(workload: Workload, target: Target, options: Options) -> tuple[Client, Fit | None]:
+    """Connects, asks how long words are, warms up."""
+    client = await connect(target)
+    fit = await _fit(workload, client, options)
+    await _warm_up(workload, client, _source(workload, fit, options, f"{options.salt}/warm-up"), options.warmup)
+    return client, fit
 
 
 async def _fit(workload: Workload, client: Client, options: Options) -> Fit | None:

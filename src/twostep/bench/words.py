@@ -1,5 +1,5 @@
-"""Words for prompts: common English ones, each with the space before it a single token of the vocabularies that
-byte-pair encoders learn from text, so that a prompt's words and tokens are nearly the same number."""
+"""Words for prompts: common English ones. With the space before it each is a single token in the vocabularies of
+Qwen2.5, Gemma 3 and SmolLM2, and most are in others, so a prompt has nearly as many tokens as words."""
 
 _TEXT = """
 able about above act action added age ago air all also always among amount and animal another answer any area around
