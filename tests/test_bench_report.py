@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,7 +65,7 @@ def test_a_run_in_the_terminal() -> None:
         "E2E   240.0  260.0  292.0  299.2  300.0  3 requests",
         "",
         "served      0.75 requests/s",
-        "tokens in   72.5 /s of prompts, as the server counts for 1 of 3, 64 tokens of them from its prefix cache",
+        "tokens in   72.5 /s of prompts, counted by the server for 1 of 3, 64 tokens of them from its prefix cache",
         "tokens out  1.75 /s; 7 came, spread over chunks by their text in 1 of 3 replies",
         "goodput     0.5 requests/s, 50.0% of requests, with TTFT <= 200 ms, ITL <= 60 ms",
         "failed      1 connection dropped, such as: after 1 token",
@@ -104,6 +104,7 @@ def test_runs_stand_side_by_side() -> None:
     header = next(i for i, line in enumerate(lines) if "asked/s" in line)
     assert [line.split()[0] for line in lines[header + 1 : header + 4]] == ["2", "8", "16"]
     assert len({len(line) for line in lines[header : header + 4]}) == 1
+    assert lines[header - 1] == "All runs; latencies in ms"
     assert lines[-1] == "sweep: 8 requests/s is the highest that meets the limits; 16 misses them"
 
 
@@ -260,9 +261,10 @@ def test_the_page_has_the_figures_people_look_for() -> None:
     ]  # fmt: skip
     assert titles[10:13] == ["Timeline of requests", "Requests under way", "Output tokens per second"]
     assert len(titles) == 10 + 4 * 3
+    assert re.findall("<h2>Open loop, (.*?) requests/s</h2>", page) == ["2", "4", "8", "16"]
     assert "limit 200 ms" in page
     assert "Sweep: 8 requests/s is the highest that meets the limits" in page
-    assert "Asked by twostep 0.1.0 on A &lt;fast&gt; CPU &amp; more" in page
+    assert "http://127.0.0.1:8000/v1, asked by twostep 0.1.0 on A &lt;fast&gt; CPU &amp; more" in page
 
 
 def test_latency_is_drawn_from_the_lowest_load_to_the_highest() -> None:
@@ -273,6 +275,17 @@ def test_latency_is_drawn_from_the_lowest_load_to_the_highest() -> None:
         across = [float(point.split(",")[0]) for point in one.attrib["points"].split()]
         assert len(across) == 4
         assert across == sorted(across)
+
+
+def test_labels_of_the_frontier_do_not_cover_each_other() -> None:
+    close = [run(queue(5 + i / 50, seed=7), rate=5 + i / 50) for i in range(12)]
+    root = dict(drawings(report(result(*close))))["Throughput against p90 TPOT"]
+    labels = [one for one in root.iter("text") if "label" in one.attrib.get("class", "")]
+    places = [(float(one.attrib["x"]), float(one.attrib["y"])) for one in labels]
+    assert 1 <= len(places) < len(close)
+    assert labels[0].text == "5.22"
+    for (x, y), (other_x, other_y) in combinations(places, 2):
+        assert abs(x - other_x) > 7 * 4 or abs(y - other_y) >= 13.9
 
 
 def test_a_distribution_rises_from_nothing_to_all() -> None:
@@ -301,7 +314,7 @@ def test_a_request_that_was_sent_late_shows_it() -> None:
     page = report(result(late))
     assert "due, not sent: the client is late" in page
     assert "bar unsent" in page
-    assert "note warning" in page
+    assert "Open loop, 4 requests/s: the client was late" in page
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from twostep.bench.report_cdf import cdf_figures
+from twostep.bench.report_cdf import cdf_figures, cdf_legend
 from twostep.bench.report_figure import Figure, evenly
 from twostep.bench.report_loads import load_figures
 from twostep.bench.report_run import run_figures
 from twostep.bench.report_style import STYLE
 from twostep.bench.result import Result, Run
 from twostep.bench.sweep import verdict_words
-from twostep.bench.table import comparison, facts, head, late_words, latencies, load_words, unit
+from twostep.bench.table import comparison, facts, head, late_words, latencies, load_number, load_words, unit
 from twostep.errors import ResultError
 
 DETAILED = 6
@@ -50,23 +50,29 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def _body(result: Result) -> Iterator[str]:
-    client = result.client
-    where = f"twostep {client.twostep} on {client.cpu}, {client.cpus} CPUs, {client.system}, Python {client.python}"
-    yield f'<p class="lead">Asked by {escape(where)}</p>'
-    yield from _warnings(result)
-    if len(result.runs) > 1:
+    runs = sorted(result.runs, key=lambda run: (run.level is None, run.level or 0))
+    yield f'<p class="lead">{escape(_lead(result))}</p>'
+    yield from _notes(result, runs)
+    if len(runs) > 1:
         yield _heading("All runs")
         yield '<p class="lead">Latencies in ms.</p>'
-        yield _table(comparison(result.runs))
-        yield _figures(load_figures(result.runs))
-    shown = evenly(result.runs, DETAILED)
+        yield _table(comparison(runs))
+        yield _figures(load_figures(runs))
+    shown = evenly(runs, DETAILED)
     if shown:
         yield _heading("Distributions")
+        yield cdf_legend(shown)
         yield _figures(cdf_figures(shown))
     for run in shown:
         yield from _run(run)
-    if len(shown) < len(result.runs):
-        yield f'<p class="note">{len(shown)} of {len(result.runs)} runs are shown one by one, and as distributions.</p>'
+    if len(shown) < len(runs):
+        yield f'<p class="note">{len(shown)} of {len(runs)} runs are shown one by one, and as distributions.</p>'
+
+
+def _lead(result: Result) -> str:
+    client = result.client
+    asker = f"twostep {client.twostep} on {client.cpu}, {client.cpus} CPUs, {client.system}, Python {client.python}"
+    return f"{result.runs[0].record.server.url}, asked by {asker}" if result.runs else asker
 
 
 def _run(run: Run) -> Iterator[str]:
@@ -77,15 +83,23 @@ def _run(run: Run) -> Iterator[str]:
     yield _figures(run_figures(run))
 
 
-def _warnings(result: Result) -> Iterator[str]:
-    if result.sweep is not None and result.runs:
-        yield f'<p class="note">Sweep: {escape(verdict_words(result.sweep, unit(result.runs[0])))}.</p>'
-    for run in result.runs:
+def _notes(result: Result, runs: Sequence[Run]) -> Iterator[str]:
+    """What has to be known before the rest."""
+    if result.sweep is not None and runs:
+        yield f'<p class="note">Sweep: {escape(verdict_words(result.sweep, unit(runs[0])))}.</p>'
+    for run in runs:
         if words := late_words(run):
-            yield f'<p class="note warning">{escape(load_words(run).capitalize())}: {escape(words)}.</p>'
-        if failed := run.summary.requests - run.summary.served:
-            words = f"{failed} of {run.summary.requests} requests failed."
-            yield f'<p class="note warning">{escape(load_words(run).capitalize())}: {words}</p>'
+            yield _warning(f"{load_words(run).capitalize()}: {words}.")
+    failed = [(found.requests - found.served, run) for run in runs if (found := run.summary).served < found.requests]
+    if failed:
+        where = "; ".join(
+            f"{count:,} of {run.summary.requests:,} at {load_number(run)} {unit(run)}" for count, run in failed
+        )
+        yield _warning(f"Requests failed: {where}.")
+
+
+def _warning(words: str) -> str:
+    return f'<p class="note warning">{escape(words)}</p>'
 
 
 def _heading(words: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from twostep.bench.report_figure import Figure, colour, evenly
+from twostep.bench.report_figure import Figure, colour, evenly, legend_html
 from twostep.bench.result import Run
 from twostep.bench.svg import Point, polyline
 from twostep.bench.svg_axis import Axis, fitting_axis
@@ -32,10 +32,15 @@ class Shares(Axis):
 
 def cdf_figures(runs: Sequence[Run]) -> Iterator[Figure]:
     """One for each latency, with a line for each run that served anything."""
-    legend = [(load_words(run), f"c{colour(i, len(runs))}") for i, run in enumerate(runs)] if len(runs) > 1 else []
     for name, (title, note) in WHAT.items():
         distributions = [_points(sorted(_values(run, name))) for run in runs]
-        yield Figure(title, _drawing(title, distributions), note, legend)
+        yield Figure(title, _drawing(title, distributions), note)
+
+
+def cdf_legend(runs: Sequence[Run]) -> str:
+    """For all of these figures; nothing where there is one run."""
+    entries = [(load_words(run), f"c{colour(i, len(runs))}") for i, run in enumerate(runs)]
+    return legend_html(entries) if len(runs) > 1 else ""
 
 
 def _drawing(title: str, distributions: Sequence[Sequence[Point]]) -> str:

@@ -23,11 +23,16 @@ class Figure:
 
     def html(self) -> str:
         drawn = self.svg or '<p class="nothing">Nothing to show: no such value was measured.</p>'
-        keys = "".join(f'<span class="{style}"><i></i>{escape(words)}</span>' for words, style in self.legend)
-        legend = f'<div class="legend">{keys}</div>' if keys else ""
+        legend = legend_html(self.legend) if self.legend else ""
         note = f"<p>{escape(self.note)}</p>" if self.note else ""
         style = ' class="wide"' if self.wide else ""
         return f"<figure{style}><figcaption><h3>{escape(self.title)}</h3>{note}{legend}</figcaption>{drawn}</figure>"
+
+
+def legend_html(entries: Sequence[tuple[str, str]]) -> str:
+    """As the legend of a figure."""
+    keys = "".join(f'<span class="{style}"><i></i>{escape(words)}</span>' for words, style in entries)
+    return f'<div class="legend">{keys}</div>'
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
@@ -39,4 +44,4 @@ def evenly(items: Sequence[T], most: int) -> list[T]:
 
 def colour(i: int, of: int) -> int:
     """Number of the colour of the i-th of several."""
-    return i if of <= 1 else round(i * (COLOURS - 1) / (of - 1))
+    return 1 if of <= 1 else round(i * (COLOURS - 1) / (of - 1))

@@ -26,8 +26,8 @@ HIGH = "p90"
 
 
 def load_figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """For runs at different loads, in any order; nothing where they do not differ."""
-    levels = sorted((run for run in runs if run.level is not None), key=lambda run: run.level or 0)
+    """For runs by ascending load; nothing where it does not differ."""
+    levels = [run for run in runs if run.level is not None]
     if len({run.level for run in levels}) < 2:
         return
     yield latency_figure(levels, "ttft")
@@ -127,7 +127,10 @@ def _as_asked(plane: Plane) -> list[str]:
     """The line on which all that was asked for is served."""
     top = min(plane.x.top, plane.y.top)
     drawn = line(plane.across(0), plane.down(0), plane.across(top), plane.down(top), 'class="limit"')
-    return [drawn, text(plane.across(top) - 6, plane.down(top) + 14, "all that was asked", "end", 'class="tick"')]
+    return [
+        drawn,
+        text(plane.across(top * 0.6) - 8, plane.down(top * 0.6), "all that was asked", "end", 'class="tick"'),
+    ]
 
 
 def _free_labels(plane: Plane, labels: Sequence[tuple[float, float, str]]) -> Iterator[str]:
@@ -135,6 +138,8 @@ def _free_labels(plane: Plane, labels: Sequence[tuple[float, float, str]]) -> It
     taken = list[tuple[float, float, float]]()
     for x, y, words in reversed(labels):
         across, down, width = plane.across(x) + 8, plane.down(y) - 7, LETTER * len(words)
-        if all(across > end or across + width < start or abs(down - place) >= LINE for start, end, place in taken):
+        if all(
+            across > end + 4 or across + width < start - 4 or abs(down - place) >= LINE for start, end, place in taken
+        ):
             taken.append((across, across + width, down))
             yield text(across, down, words, "start", 'class="label c1"')

@@ -43,8 +43,8 @@ def requests_figure(run: Run) -> Figure:
     outcomes = sorted(run.record.outcomes, key=lambda outcome: outcome.due_ns)
     shown = evenly(outcomes, ROWS)
     row = max(3.0, min(14.0, 480 / len(shown)))
-    plane = Plane(_time(run), Rows("requests, in the order in which they were due", 1, 1), width=WIDE, left=24,
-                  height=row * len(shown) + 76)  # fmt: skip
+    plane = Plane(_time(run), Rows("requests, in the order in which they were due", 1, 1), width=WIDE,
+                  height=row * len(shown) + 76, upright=True)  # fmt: skip
     bars = [bar for i, outcome in enumerate(shown) for bar in _bars(plane, outcome, plane.top + i * row, row)]
     note = "" if shown == outcomes else f"{len(shown)} of {len(outcomes):,} requests, evenly chosen. "
     legend = [("waits for its first token", "wait"), ("gets its tokens", "c1"), ("failed", "failed")]
@@ -61,7 +61,7 @@ def outstanding_figure(run: Run) -> Figure:
     outcomes = run.record.outcomes
     every = _under_way((outcome.sent_ns, outcome.ended_ns) for outcome in outcomes)
     waiting = _under_way((outcome.sent_ns, _first_ns(outcome)) for outcome in outcomes)
-    plane = Plane(_time(run), axis("requests", max(y for _, y in every)), width=WIDE)
+    plane = Plane(_time(run), axis("requests", max(y for _, y in every)), width=WIDE, upright=True)
     title = "Requests under way"
     note = "Sent and not ended; below, those without a token yet. A queue that grows to the end is an overload."
     legend = [("all", "c1"), ("waiting for their first token", "wait")]
@@ -80,7 +80,7 @@ def tokens_figure(run: Run) -> Figure:
         return Figure(title, "", wide=True)
     spans = range(max(times) + 2)
     points = [(min(i * width_s, _seconds(run)), times[i] / width_s) for i in spans]
-    plane = Plane(_time(run), axis("tokens/s", max(y for _, y in points)), width=WIDE)
+    plane = Plane(_time(run), axis("tokens/s", max(y for _, y in points)), width=WIDE, upright=True)
     note = f"Of all requests, in spans of {width_s:g} s; also tokens of requests that failed later."
     return Figure(title, plane.draw(title, [_area(plane, points, "c1")]), note, wide=True)
 
@@ -88,12 +88,8 @@ def tokens_figure(run: Run) -> Figure:
 def steps_figure(run: Run) -> Figure:
     """A stroke for each step of the engine, as high as it was long."""
     shown = _longest(run.steps)
-    plane = Plane(_time(run), fitting_axis("ms", [_step_ms(step) for step in shown]), width=WIDE)
-    strokes = [
-        rect(plane.across(step.start_ns / S), plane.down(_step_ms(step)), 1.4,
-             plane.height - plane.bottom - plane.down(_step_ms(step)), f'class="bar {_kind(step)}"', _step_tip(step))
-        for step in shown
-    ]  # fmt: skip
+    plane = Plane(_time(run), fitting_axis("ms", [_step_ms(step) for step in shown]), width=WIDE, upright=True)
+    strokes = (_stroke(plane, step) for step in shown)
     title = "Steps of the engine, and how long each took"
     note = (
         ""
@@ -119,7 +115,7 @@ def _bars(plane: Plane, outcome: Outcome, top: float, row: float) -> Iterator[st
     if outcome.token_ns:
         yield rect(first, top, max(end - first, 0.5), height, 'class="bar c1"', tip)
     if outcome.failure is not None:
-        across, reach = plane.across(outcome.ended_ns / S), min(4.0, row * 0.6)
+        across, reach = plane.across(outcome.ended_ns / S), max(2.6, min(4.0, row * 0.6))
         middle = top + height / 2
         yield line(across - reach, middle - reach, across + reach, middle + reach, 'class="cross"')
         yield line(across - reach, middle + reach, across + reach, middle - reach, 'class="cross"')
@@ -193,6 +189,12 @@ def _longest(steps: Sequence[Step]) -> list[Step]:
         column = step.start_ns * 2 * COLUMNS // max(end_ns, 1)
         found[column] = max(found.get(column, step), step, key=_step_ms)
     return list(found.values())
+
+
+def _stroke(plane: Plane, step: Step) -> str:
+    top, floor = plane.down(_step_ms(step)), plane.height - plane.bottom
+    style = f'class="bar {_kind(step)}"'
+    return rect(plane.across(step.start_ns / S), top, 1.4, max(floor - top, 1), style, _step_tip(step))
 
 
 def _step_ms(step: Step) -> float:

@@ -42,13 +42,15 @@ figure.wide { grid-column: 1 / -1; }
 figcaption p { color: var(--muted); font-size: 13px; margin: 1px 0 0; }
 .nothing { color: var(--muted); background: var(--card); border-radius: 4px; padding: 28px 14px; text-align: center; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; font-size: 13px; margin-top: 4px; }
+h2 + .legend { margin: -4px 0 18px; }
 .legend i { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px;
   vertical-align: -1px; background: var(--c); }
 svg { width: 100%; height: auto; display: block; margin-top: 6px; font-family: inherit; }
 svg text { font-size: 12px; fill: var(--ink); }
 svg .tick { fill: var(--muted); font-size: 11.5px; font-variant-numeric: tabular-nums; }
 svg .name { fill: var(--muted); font-size: 12px; }
-svg .label { fill: var(--c); font-weight: 600; }
+svg .label { fill: var(--c); font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 4px;
+  stroke-linejoin: round; }
 .grid { stroke: var(--grid); }
 .axis { stroke: var(--axis); }
 .limit { stroke: var(--muted); stroke-dasharray: 5 4; }

@@ -39,8 +39,10 @@ def wrong(where: str, value: object, allowed: str) -> NoReturn:
 
 
 def lines(value: Any, depth: int) -> str:
-    """JSON with each member of the outer `depth` levels on a line of its own."""
-    if depth == 0 or not value or not isinstance(value, dict | list):
+    """JSON with each member of the outer `depth` levels on a line of its own, but for lists of plain values."""
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    is_plain = not isinstance(value, dict) and not any(isinstance(member, dict | list) for member in members)
+    if depth == 0 or not members or is_plain:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
     if isinstance(value, dict):
         return "{\n" + ",\n".join(f"{json.dumps(key)}: {lines(item, depth - 1)}" for key, item in value.items()) + "\n}"

@@ -7,7 +7,7 @@ from itertools import pairwise
 from twostep.bench.svg import Point, circle, drawing, line, polyline, text
 from twostep.bench.svg_axis import Axis, LogAxis, tick_words
 
-LETTER = 6.4
+LETTER = 7.6
 """Width of a letter of a label, about."""
 LINE = 14.0
 """Height of a line of labels."""
@@ -19,12 +19,14 @@ class Plane:
 
     x: Axis | LogAxis
     y: Axis | LogAxis
-    right: float = 20
+    right: float = 28
     width: float = 560
     height: float = 300
     left: float = 56
     top: float = 34
     bottom: float = 42
+    upright: bool = False
+    """With lines up from the ticks of x, for figures in which one looks for what happened at the same time."""
 
     def across(self, value: float) -> float:
         return self.left + (self.width - self.left - self.right) * self.x.share(value)
@@ -43,10 +45,12 @@ class Plane:
             yield text(self.left - 8, down + 4, tick_words(value), "end", 'class="tick"')
         for value in self.x.ticks():
             across = self.across(value)
+            if self.upright:
+                yield line(across, self.top - 6, across, floor, 'class="grid"')
             yield line(across, floor, across, floor + 4, 'class="axis"')
             yield text(across, floor + 18, tick_words(value), "middle", 'class="tick"')
         yield line(self.left, floor, end, floor, 'class="axis"')
-        yield text(8, 14, self.y.title, "start", 'class="name"')
+        yield text(0, 14, self.y.title, "start", 'class="name"')
         yield text(end, self.height - 6, self.x.title, "end", 'class="name"')
 
 

@@ -25,12 +25,10 @@ def result_lines(result: Result) -> Iterator[str]:
         yield from run_lines(run)
         yield ""
     if len(result.runs) > 1:
-        yield from aligned(comparison(result.runs))
-    if result.sweep is not None:
-        yield ""
-        yield (
-            f"sweep: {verdict_words(result.sweep, unit(result.runs[0]))}" if result.runs else "sweep: nothing measured"
-        )
+        yield "All runs; latencies in ms"
+        yield from aligned(comparison(result.runs), words=frozenset())
+    if result.sweep is not None and result.runs:
+        yield f"sweep: {verdict_words(result.sweep, unit(result.runs[0]))}"
 
 
 def run_lines(run: Run) -> Iterator[str]:
@@ -74,7 +72,7 @@ def head(run: Run) -> list[list[str]]:
     rows = [["server", f"{record.server.url} {record.server.endpoint}, model {record.server.model}{owner}"]]
     rows.append(["workload", f"{record.workload or 'unnamed'}: {_workload_words(run)}"])
     rows.append(["load", f"{load_words(run)}, begun {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"])
-    served = f"{found.served} of {found.requests} requests served in {number(found.duration_s)} s"
+    served = f"{found.served:,} of {found.requests:,} requests served in {number(found.duration_s)} s"
     return [*rows, ["result", served + _ended_early(record.end)]]
 
 
@@ -170,7 +168,8 @@ def _input_words(outcomes: Iterable[Outcome]) -> str:
     """Whose count it is, and what of it was cached."""
     served = [outcome for outcome in outcomes if outcome.failure is None]
     told = sum(outcome.input_tokens is not None for outcome in served)
-    whose = "as the server counts" if told == len(served) else f"as the server counts for {told} of {len(served)}"
+    whose = "as the server counts them" if told == len(served) else f"counted by the server for {told} of {len(served)}"
+    whose = whose if told else "as the workload counts them"
     cached = [outcome.cached_tokens for outcome in served if outcome.cached_tokens is not None]
     return whose + (f", {sum(cached):,} tokens of them from its prefix cache" if cached else "")
 
