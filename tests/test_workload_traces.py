@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
 from twostep.workload.find import EXCERPTS, excerpt_names, find_workload
@@ -142,6 +144,36 @@ def test_a_number_that_is_none_is_named(tmp_path: Path, said: list[str]) -> None
     path = file(tmp_path, "Timestamp,Request tokens,Response tokens\nnan,1,1\n")
     with pytest.raises(WorkloadError, match="line 2: Timestamp is 'nan'; it has to be a finite number"):
         open_workload(path, said.append)
+
+
+FIELDS = [*MOONCAKE[0], "arrival_s", "input_tokens", "output_tokens", "blocks", "after", "text", "order"]
+any_value = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+)
+cells = st.sampled_from(["1", "0", "-1", "nan", "1e999", "2023-11-16 18:17:05", "0001-01-01 00:00+23:59", "x", "", '"'])
+any_row = (
+    st.binary(max_size=60)
+    | st.dictionaries(st.sampled_from(FIELDS), any_value).map(lambda row: json.dumps(row).encode())
+    | st.lists(cells, min_size=2, max_size=7).map(lambda row: ",".join(row).encode())
+)
+
+
+@given(data=any_row)
+@pytest.mark.parametrize(
+    "begin", ["", AZURE, BURSTGPT, json.dumps(MOONCAKE[0]) + "\n", '{"twostep_workload":1,"block_tokens":16}\n']
+)
+def test_whatever_a_file_holds_it_is_read_or_refused_in_one_line(
+    begin: str, data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(begin.encode() + data + b"\n")
+    told = ""
+    try:
+        open_workload(path, lambda line: None)
+    except WorkloadError as error:
+        told = str(error)
+    assert told == "" or (told.startswith(str(path)) and "\n" not in told)
 
 
 # --- by name ------------------------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def _add_import(actions: Subcommands) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="takes the place of what is there")
     parser.add_argument("--name", help="what to call it (default: as it was, or as the file)")
     group = parser.add_argument_group("changes")
+    group.add_argument("--sample", type=float, metavar="X", help="only this share of conversations")
     group.add_argument("--first", type=int, metavar="N", dest="requests", help="only so many requests")
     add_changes(group)
     group.add_argument("--rate-scale", type=float, metavar="X", help="multiply the rate")
@@ -119,7 +120,6 @@ def add_changes(group: "argparse._ArgumentGroup") -> None:
     """Those that `twostep bench` has too."""
     group.add_argument("--from-s", type=float, metavar="S", help="leave out what arrives before")
     group.add_argument("--to-s", type=float, metavar="S", help="leave out what arrives from then on")
-    group.add_argument("--sample", type=float, metavar="X", help="only this share of conversations")
     group.add_argument("--length-scale", type=float, metavar="X", help="multiply all lengths, shared ones too")
     group.add_argument("--max-input", type=int, metavar="N", dest="max_input_tokens", help="clip longer prompts")
     group.add_argument("--max-output", type=int, metavar="N", dest="max_output_tokens", help="clip longer answers")

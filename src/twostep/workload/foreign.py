@@ -87,7 +87,8 @@ def _raws(path: Path, trace: Trace) -> Iterator[_Raw]:
             missing = [name for name in trace.fields if name not in row]
             if missing:
                 raise WorkloadError(f"{', '.join(missing)} is missing")
-            yield trace.decode(row)
+            raw = trace.decode(row)
+        yield raw
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
