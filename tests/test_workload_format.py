@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
@@ -58,6 +58,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload(requests, block_tokens, draw(texts), draw(texts))
 
 
+@settings(deadline=None)
 @given(workload=workloads())
 def test_what_is_written_is_read_back(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "round.jsonl"

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bills import output, reply
 from support.http_server import Host, Served
@@ -201,6 +201,7 @@ def test_the_end_of_a_prompt_is_forgotten_before_its_begin() -> None:
     assert numbers.of([b"a", b"b", b"c"]) == (0, 1, 4)
 
 
+@settings(deadline=None)
 @given(prompts=st.lists(st.lists(st.binary(max_size=1), unique=True, max_size=6), max_size=20), most=st.integers(1, 4))
 def test_so_many_are_remembered_and_no_number_means_two_blocks(prompts: list[list[bytes]], most: int) -> None:
     numbers, meaning = BlockNumbers(most), dict[int, bytes]()

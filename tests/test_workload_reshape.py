@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import InvalidParameterError, WorkloadError
@@ -174,6 +174,7 @@ def trees(draw: st.DrawFn) -> Workload:
     return Workload(requests, block_tokens=20)
 
 
+@settings(deadline=None)
 @given(workload=trees(), factor=st.floats(0.05, 20))
 def test_equal_prefixes_stay_equal_and_unequal_ones_unequal(workload: Workload, factor: float) -> None:
     """To within one block, new or old, whichever is longer; where prompts still reach so far."""
@@ -185,6 +186,7 @@ def test_equal_prefixes_stay_equal_and_unequal_ones_unequal(workload: Workload, 
         assert before - max(unit, 20 * factor) - 1 <= after <= before + 1e-6
 
 
+@settings(deadline=None)
 @given(workload=trees(), factor=st.floats(0.05, 20))
 def test_scaled_workloads_hold_to_the_format(workload: Workload, factor: float) -> None:
     scaled = reshaped(workload, Changes(length_scale=factor), lambda line: None)

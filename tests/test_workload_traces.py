@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
@@ -159,6 +159,7 @@ any_row = (
 )
 
 
+@settings(deadline=None)
 @given(data=any_row)
 @pytest.mark.parametrize(
     "begin", ["", AZURE, BURSTGPT, json.dumps(MOONCAKE[0]) + "\n", '{"twostep_workload":1,"block_tokens":16}\n']
