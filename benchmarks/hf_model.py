@@ -9,7 +9,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch  # type: ignore[import-not-found]
-from transformers import AutoModelForCausalLM, AutoTokenizer  # type: ignore[import-not-found]
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # type: ignore[import-not-found]
 
 
 def main(source: Path, folder: Path) -> None:
@@ -17,7 +17,9 @@ def main(source: Path, folder: Path) -> None:
     place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     unfinished = folder.with_name(folder.name + ".part")
     AutoTokenizer.from_pretrained(**place).save_pretrained(unfinished)
-    AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16).to(torch.bfloat16).save_pretrained(unfinished)
+    unpacked = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16, quantization_config=unpacked)
+    model.to(torch.bfloat16).save_pretrained(unfinished)
     unfinished.rename(folder)
 
 

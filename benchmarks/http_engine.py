@@ -51,7 +51,7 @@ class HttpEngine:
         self._process = self._start(launch)
         try:
             self._wait_until_it_answers(launch.further)
-        except EngineError:
+        except BaseException:  # Ctrl-C too: it is in a session of its own and would go on
             self.close()
             raise
         self.start_s = perf_counter() - started_s

