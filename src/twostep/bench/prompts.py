@@ -57,13 +57,13 @@ class WordSource:
 
 
 class IdSource:
-    """Token ids from `FIRST_ID` up to the size of the server's vocabulary: lengths are exact.
+    """Token ids from `FIRST_ID`, of a small vocabulary from its half, up to its size: lengths are exact.
 
     A prompt that the workload has as text stays as it is.
     """
 
     def __init__(self, vocabulary: int, block_tokens: int, salt: str) -> None:
-        self._ids = range(FIRST_ID, vocabulary)
+        self._ids = range(min(FIRST_ID, vocabulary // 2), vocabulary)
         self._block_tokens = block_tokens
         self._seeds = Seeds(salt)
         self._block = lru_cache(_KEPT_BLOCKS)(self._block_ids)

@@ -190,9 +190,10 @@ def _streamed_usage(options: object, stream: bool) -> StreamedUsage:
 
 
 def _timeout_s(timeout_s: Any) -> float | None:
-    if timeout_s is not None:
-        check_real("timeout_s", timeout_s, 0, LONGEST_TIMEOUT_S, open_below=True)
-    return timeout_s
+    if timeout_s is None:
+        return None
+    check_real("timeout_s", timeout_s, 0, LONGEST_TIMEOUT_S, open_below=True)
+    return float(timeout_s)
 
 
 def _cache_salt(salt: object) -> str:
