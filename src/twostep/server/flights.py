@@ -66,7 +66,7 @@ class Flights:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            late = ApiError(f"the request took longer than {flight.limit_s} s", status=504, code="timeout")
+            late = ApiError(f"the request took longer than {flight.limit_s:g} s", status=504, code="timeout")
             raise flight.why or late from None
 
     @asynccontextmanager
