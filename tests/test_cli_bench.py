@@ -146,6 +146,16 @@ def test_bad_words_are_named(words: list[str], complaint: str, capsys: pytest.Ca
     assert complaint in bench(capsys, *words, code=1)
 
 
+def test_all_changes_of_a_workload_are_made(server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--url", server.url, "--model", "small", "--workload", "mooncake-conversation", "--concurrency", "4"]
+    changes = "--from-s 100 --to-s 900 --length-scale 0.01 --max-input 30 --max-output 2 --requests 5"
+    _, result = measured(capsys, tmp_path, *words, *changes.split())
+    [run] = result.runs
+    assert run.summary.served == 5
+    for change in ("from 100 s to 900 s", "first 5", "lengths times 0.01", "clipped to 30, answers to 2"):
+        assert change in run.record.source
+
+
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"

@@ -8,7 +8,7 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from twostep.turns import take_short_turns
 from twostep.workload.arrivals import AtOnce, Renewal
 from twostep.workload.find import find_workload
 from twostep.workload.kinds import KINDS, make_workload
+from twostep.workload.rates import mean_rate
 from twostep.workload.reshape import Changes, reshaped
 from twostep.workload.workload import Workload
 
@@ -141,20 +142,15 @@ def _workload(options: argparse.Namespace, rate: float | None) -> Workload:
     if options.workload in MADE_UP:
         arrivals = AtOnce() if rate is None else Renewal(rate, 1.0 if options.cv is None else options.cv)
         made = make_workload(KINDS[options.workload](), arrivals, options.requests or DEFAULT_REQUESTS, options.seed)
-        return reshaped(made, _changes(options), say)
+        exact = None if mean_rate(made) is None else rate  # few arrivals have by chance another rate than was asked
+        return reshaped(made, _changes(options, rate=exact), say)
     return reshaped(find_workload(options.workload, say), _changes(options, options.requests, rate), say)
 
 
 def _changes(options: argparse.Namespace, requests: int | None = None, rate: float | None = None) -> Changes:
-    return Changes(
-        from_s=options.from_s,
-        to_s=options.to_s,
-        requests=requests,
-        length_scale=options.length_scale,
-        max_input_tokens=options.max_input_tokens,
-        max_output_tokens=options.max_output_tokens,
-        rate=rate,
-    )
+    own = {"requests": requests, "rate": rate, "rate_scale": None, "sample": None}
+    shared = {one.name: getattr(options, one.name) for one in fields(Changes) if one.name not in own}
+    return Changes(**own, **shared)
 
 
 def _words(options: argparse.Namespace, load: Load) -> str:
