@@ -148,9 +148,9 @@ def _workload(options: argparse.Namespace, rate: float | None) -> Workload:
 
 
 def _changes(options: argparse.Namespace, requests: int | None = None, rate: float | None = None) -> Changes:
-    own = {"requests": requests, "rate": rate, "rate_scale": None, "sample": None}
+    own = ("requests", "rate", "rate_scale", "sample")
     shared = {one.name: getattr(options, one.name) for one in fields(Changes) if one.name not in own}
-    return Changes(**own, **shared)
+    return Changes(requests=requests, rate=rate, **shared)
 
 
 def _words(options: argparse.Namespace, load: Load) -> str:
