@@ -112,6 +112,7 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/batching.md", "bench-scheduler", scheduler),
     ("README.md", "bench-serve", serve_readme),
     ("docs/serving.md", "bench-serve", serve),
+    ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
 )
 """File, name of the part in it, what makes it."""
