@@ -18,19 +18,18 @@ Better = Literal["more", "less"]
 class Effort:
     prefill: int
     """Tokens of the long prompt, the newcomer's too."""
-    decode: int
-    """Tokens of the one stream, after a prompt of 128."""
-    requests: int
-    outstanding: int
-    stream_tokens: int
-    """Of each of the four streams: they have to outlast the newcomer's wait."""
+    tokens: int
+    """Of each prompt and of each answer where one stream decodes, or `streams` together."""
+    streams: int
+    four: int
+    """Tokens of each answer of the four that the newcomer meets: they have to outlast its wait."""
     after: int
-    """So many tokens have they when the newcomer comes."""
+    """So many tokens have they when it comes."""
     runs: int
 
 
-FULL = Effort(prefill=2048, decode=128, requests=32, outstanding=16, stream_tokens=256, after=48, runs=3)
-QUICK = Effort(prefill=64, decode=8, requests=3, outstanding=2, stream_tokens=32, after=2, runs=1)
+FULL = Effort(prefill=2048, tokens=128, streams=16, four=256, after=48, runs=3)
+QUICK = Effort(prefill=64, tokens=8, streams=2, four=32, after=2, runs=1)
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Row:
 ROWS = {
     "prefill": Row("prefill of {prefill} tokens, tokens/s", "more"),
     "decode": Row("decode, 1 stream, tokens/s", "more"),
-    "streams": Row("{requests} mixed requests, {outstanding} at a time, output tokens/s", "more"),
+    "streams": Row("{streams} streams, prompts included, output tokens/s", "more"),
     "itl_p99_ms": Row("a prompt of {prefill} tokens arrives: p99 ITL of 4 streams meanwhile, ms", "less"),
     "itl_max_ms": Row("the same, longest ITL, ms", "less"),
     "ttft_ms": Row("the same, TTFT of the newcomer, ms", "less"),
@@ -60,14 +59,14 @@ def measure(started: Started, effort: Effort, run: int) -> dict[str, float]:
     engine = started.engine
     _warm_up(engine, effort)
     [long] = engine.closed([Job(prompt(effort.prefill, "long", run), 1)], 1).traces
-    alone = engine.closed([Job(prompt(128, "alone", run), effort.decode)], 1)
-    mixed = engine.closed(jobs.serving(run, effort.requests), effort.outstanding)
-    stall = jobs.stall(run, newcomer=effort.prefill, tokens=effort.stream_tokens, after=effort.after)
+    alone = engine.closed(_streams(effort, 1, "alone", run), 1)
+    together = engine.closed(_streams(effort, effort.streams, "together", run), effort.streams)
+    stall = jobs.stall(run, newcomer=effort.prefill, tokens=effort.four, after=effort.after)
     felt = gaps([engine.interrupt(stall)])
     return {
         "prefill": effort.prefill / (long.token_s[0] - long.asked_s),
         "decode": decode_rate(alone),
-        "streams": mixed.output_tokens_per_s,
+        "streams": together.output_tokens_per_s,
         "itl_p99_ms": felt.p99_ms.median,
         "itl_max_ms": felt.longest_ms.median,
         "ttft_ms": felt.ttft_ms.median,
@@ -78,8 +77,12 @@ def measure(started: Started, effort: Effort, run: int) -> dict[str, float]:
 
 def _warm_up(engine: ServingEngine, effort: Effort) -> None:
     """As many short answers at a time as will be asked for, and a longer prompt: nothing is the first time later."""
-    engine.closed([Job(job.prompt, 4) for job in jobs.serving(-1, effort.outstanding)], effort.outstanding)
-    engine.closed([Job(prompt(effort.prefill // 2, "warm"), 4)], 1)
+    engine.closed([Job(prompt(32, "warm", i), 4) for i in range(effort.streams)], effort.streams)
+    engine.closed([Job(prompt(effort.prefill // 4, "warm"), 4)], 1)
+
+
+def _streams(effort: Effort, count: int, *key: object) -> list[Job]:
+    return [Job(prompt(effort.tokens, *key, i), effort.tokens) for i in range(count)]
 
 
 def decode_rate(alone: Served) -> float:
