@@ -66,8 +66,7 @@ class Flights:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            late = ApiError(f"the request took longer than {flight.limit_s:g} s", status=504, code="timeout")
-            raise flight.why or late from None
+            raise flight.why or _late(flight.limit_s) from None
 
     @asynccontextmanager
     async def _watched(self, flight: Flight, receive: Receive) -> AsyncIterator[None]:
@@ -78,3 +77,7 @@ class Flights:
         finally:
             watch.cancel()
             self._flights.discard(flight)
+
+
+def _late(limit_s: float | None) -> ApiError:
+    return ApiError(f"the request took longer than {limit_s:g} s", status=504, code="timeout")
