@@ -4,9 +4,9 @@ All time stamps are of one clock. A line's `parts` say what its time went to and
 step, whose work it was is not measured: such figures are estimated from the model of step times, and named so.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from twostep.core.reasons import Why
 from twostep.engine.outputs import ChoiceOutput, ChunkTime, DecodeTime, Held, Preemption, Timeline
@@ -18,9 +18,11 @@ _Item = ChunkTime | DecodeTime | Preemption
 Parts = dict[str, int]
 """Nanoseconds by what they went to:
 
-front: reading and tokenising; queue: waiting for a seat or a step's budget; blocks: waiting for KV blocks; prefill and
-decode: kernels, in steps with tokens of it; others: kernels, in steps without, while it had a seat; host: making plans
-and taking in results; preempted: waiting after a preemption, and computing again what was lost; send: text, transport.
+front: reading and tokenising; form: checking the schema or grammar that the answer has to keep to; queue: waiting for a
+seat or a step's budget; blocks: waiting for KV blocks; prefill and decode: kernels, in steps with tokens of it; others:
+kernels, in steps without, while it had a seat; host: making plans and taking in results; preempted: waiting after a
+preemption, and computing again what was lost; answers: waiting, at its end, for the reply's other answers; send: text,
+transport.
 """
 
 
@@ -61,41 +63,69 @@ class ChoiceBill:
         return sums
 
 
-def choice_bill(reply: Reply, prompt: int, choice: ChoiceOutput) -> ChoiceBill:
-    """Raises `ValueError` if the reply's time stamps are not in order."""
+def choice_bills(reply: Reply) -> list[ChoiceBill]:
+    """Of all prompts, in their order. Raises `ValueError` if the reply's time stamps are not in order."""
+    choices = [(prompt, choice) for prompt, output in reply.by_prompt() for choice in output.choices]
+    ends = [_End(_finish_ns(reply, choice.timeline), prompt, choice.index) for prompt, choice in choices]
+    last = max(ends, default=_End(0, 0, 0))
+    return [_choice_bill(reply, prompt, choice, last) for prompt, choice in choices]
+
+
+class _End(NamedTuple):
+    """When the engine was done with an answer, and whose it is."""
+
+    ns: int
+    prompt: int
+    choice: int
+
+
+def _choice_bill(reply: Reply, prompt: int, choice: ChoiceOutput, last: _End) -> ChoiceBill:
     line = choice.timeline
     tokens = line.token_ns
     return ChoiceBill(
         prompt=prompt,
         index=choice.index,
         finish_reason=choice.finish_reason,
-        lines=tuple(_checked(reply.received_ns, _lines(reply, choice))),
+        lines=tuple(_checked(reply.received_ns, _lines(reply, choice, last))),
         first_token_ns=tokens[0] if tokens else None,
         last_token_ns=tokens[-1] if tokens else None,
-        end_ns=max(reply.sent_ns, line.finish_ns or 0),
+        end_ns=max(reply.sent_ns, _finish_ns(reply, line)),
     )
+
+
+def _finish_ns(reply: Reply, line: Timeline) -> int:
+    return reply.sent_ns if line.finish_ns is None else line.finish_ns
 
 
 def bill(reply: Reply) -> dict[str, Any]:
     """The bill as JSON; times in ns, from the reply's arrival."""
-    choices = [
-        choice_bill(reply, prompt, choice) for prompt, output in enumerate(reply.outputs) for choice in output.choices
-    ]
-    last = max(choices, key=lambda choice: choice.last_token_ns or 0, default=None)
+    choices = choice_bills(reply)
     return {
         "id": reply.id,
         "object": "request.bill",
         "endpoint": reply.endpoint,
         "model": reply.model,
-        "created": reply.created_s,
+        "created": int(reply.arrived_s),
         "stream": reply.stream,
         "status": reply.status,
+        "cut_ns": None if reply.status == 200 else reply.sent_ns - reply.received_ns,
         "prompt_tokens": sum(len(output.prompt_token_ids) for output in reply.outputs),
         "cached_tokens": sum(output.cached_tokens for output in reply.outputs),
         "completion_tokens": sum(output.output_tokens for output in reply.outputs),
-        "verdict": None if last is None else verdict(last.lines),
+        "verdict": _verdict(choices),
         "choices": [_choice_json(reply, choice) for choice in choices],
     }
+
+
+def _verdict(choices: Sequence[ChoiceBill]) -> dict[str, Any] | None:
+    """That of the answer that ended last, with which the reply could end; where there are several it says whose."""
+    if not choices:
+        return None
+    last = max(choices, key=lambda choice: (choice.last_token_ns or 0, choice.end_ns))
+    told = verdict(last.lines) | {"prompt": last.prompt, "index": last.index}
+    if len(choices) > 1:
+        told["words"] = f"prompt {last.prompt}, choice {last.index}, the last to end: {told['words']}"
+    return told
 
 
 def _choice_json(reply: Reply, choice: ChoiceBill) -> dict[str, Any]:
@@ -108,6 +138,7 @@ def _choice_json(reply: Reply, choice: ChoiceBill) -> dict[str, Any]:
         "prompt": choice.prompt,
         "index": choice.index,
         "finish_reason": choice.finish_reason,
+        "verdict": verdict(choice.lines),
         "ttft": span(choice.first_token_ns),
         "e2e": span(choice.last_token_ns),
         "total": span(choice.end_ns),
@@ -132,11 +163,13 @@ def _checked(start_ns: int, lines: Iterable[Line]) -> Iterator[Line]:
 # --- lines --------------------------------------------------------------------------------------------------------
 
 
-def _lines(reply: Reply, choice: ChoiceOutput) -> Iterator[Line]:
+def _lines(reply: Reply, choice: ChoiceOutput, last: _End) -> Iterator[Line]:
     """From arrival to the last byte."""
     line = choice.timeline
-    finish_ns = reply.sent_ns if line.finish_ns is None else line.finish_ns
-    yield _plain("received and tokenised", reply.received_ns, reply.submitted_ns, "front")
+    finish_ns = _finish_ns(reply, line)
+    read_ns = reply.submitted_ns if reply.form_ns is None else reply.form_ns
+    yield _plain("received and tokenised", reply.received_ns, read_ns, "front")
+    yield _plain("form of the answer checked", read_ns, reply.submitted_ns, "form")
     yield _plain("handed to the engine, which hears between steps", reply.submitted_ns, line.arrival_ns, "queue")
     if line.first_scheduled_ns is None:
         yield _queued(line.arrival_ns, finish_ns, line.held, choice.index)
@@ -144,7 +177,16 @@ def _lines(reply: Reply, choice: ChoiceOutput) -> Iterator[Line]:
         yield _queued(line.arrival_ns, line.first_scheduled_ns, line.held, choice.index)
         yield from _served(line, line.first_scheduled_ns, finish_ns)
     if reply.sent_ns > finish_ns:
-        yield _plain("text made and sent", finish_ns, reply.sent_ns, "send")
+        yield from _answered(finish_ns, reply.sent_ns, last)
+
+
+def _answered(finish_ns: int, sent_ns: int, last: _End) -> Iterator[Line]:
+    """From its end to the reply's, which comes after the last answer."""
+    all_ended_ns = max(finish_ns, min(last.ns, sent_ns))
+    details = {"last_prompt": last.prompt, "last_index": last.choice}
+    waited_ns = all_ended_ns - finish_ns
+    yield Line("waited for the reply's other answers", finish_ns, all_ended_ns, {"answers": waited_ns}, details)
+    yield _plain("text made and sent", all_ended_ns, sent_ns, "send")
 
 
 def _served(line: Timeline, now: int, finish_ns: int) -> Iterator[Line]:

@@ -51,14 +51,15 @@ class Exchange:
     def __init__(self, state: ServerState, client: EngineClient, path: str, send: Send) -> None:
         self._state, self._client, self._path, self._send = state, client, path, send
         self._received_ns = monotonic_ns()
-        self._created_s, self._unique = int(time()), uuid4().hex
+        self._arrived_s, self._unique = time(), uuid4().hex
+        self._form_ns: int | None = None
         self._submitted: _Submitted | None = None
 
     async def run(self, body: bytes, place: Place, flight: Flight) -> None:
         """Understands the body, has it answered and sends the reply."""
         request = await asyncio.to_thread(self._understand, body)
         flight.limit(request.timeout_s)
-        await self._state.forms.check(request.params.structured, request.form_field)
+        await self._check_form(request)
         place.widen(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
@@ -88,6 +89,12 @@ class Exchange:
         """In a thread: a long prompt takes long to tokenise."""
         return read_request(self._path, parse(body), self._state.model, self._state.names)
 
+    async def _check_form(self, request: ApiRequest) -> None:
+        """Of a new one this takes as long as many a prompt: the bill has a line for it."""
+        form = request.params.structured
+        self._form_ns = None if form is None else monotonic_ns()
+        await self._state.forms.check(form, request.form_field)
+
     def _submits(self, request: ApiRequest) -> list[Submit]:
         id_ = self._id(request)
         several = len(request.prompts) > 1
@@ -99,7 +106,7 @@ class Exchange:
 
     def _sender(self, request: ApiRequest) -> Sender:
         tokenizer, unique = self._state.model.tokenizer, self._unique
-        created_s, received_ns = self._created_s, self._received_ns
+        created_s, received_ns = int(self._arrived_s), self._received_ns
         if request.stream:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
             return EventStream(self._send, self._id(request), chunks)
@@ -127,14 +134,16 @@ class Exchange:
             endpoint=self._path,
             model=submitted.request.model,
             stream=submitted.request.stream,
-            created_s=self._created_s,
+            arrived_s=self._arrived_s,
             received_ns=self._received_ns,
             submitted_ns=submitted.at_ns,
             sent_ns=monotonic_ns(),
             status=status,
             outputs=tuple(submitted.outputs.values()),
+            prompt_ids=tuple(submitted.ids),
             awaited=() if self._client.died else submitted.awaited,
             cache_salt=submitted.request.cache_salt,
+            form_ns=self._form_ns,
         )
         self._state.ledger.finished(reply)
 

@@ -25,22 +25,33 @@ class Reply:
     """The path, such as `/v1/chat/completions`."""
     model: str
     stream: bool
-    created_s: int
-    """Wall clock, as in the reply."""
+    arrived_s: float
+    """Wall clock, at `received_ns`."""
     received_ns: int
     """The whole body is here."""
     submitted_ns: int
     """Prompts are token ids and on their way to the engine."""
     sent_ns: int
-    """The last byte was handed to the transport, or the client was found to have gone."""
+    """The last byte was handed to the transport, or the client was found to have gone. A reply that was cut is
+    computed on until the engine hears of it, so that its outputs may have later times."""
     status: int
     """HTTP status: 200, 500 for an error also in mid-stream, `LEFT`."""
     outputs: tuple[RequestOutput, ...]
-    """Of its prompts, as far as they have come."""
+    """Of its prompts, as far as they have come and in the order in which they did."""
+    prompt_ids: tuple[str, ...]
+    """The engine's ids of all its prompts, in the order of the request."""
     awaited: tuple[str, ...] = ()
     """Engine's ids of prompts that nobody waited for any more: their outputs come to `Ledger.late`."""
     cache_salt: str = ""
     """As the request gave it: prompts are like those of others only where it is the same."""
+    form_ns: int | None = None
+    """Prompts are token ids, and the form that the answer has to have is checked from now until `submitted_ns`; None:
+    any form will do."""
+
+    def by_prompt(self) -> list[tuple[int, RequestOutput]]:
+        """Outputs with the numbers of their prompts, in the order of the request."""
+        numbers = {id_: number for number, id_ in enumerate(self.prompt_ids)}
+        return sorted(((numbers[output.id], output) for output in self.outputs), key=lambda numbered: numbered[0])
 
 
 class Ledger:

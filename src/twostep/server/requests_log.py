@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from twostep.server.bill import bill
 from twostep.server.ledger import Reply
+from twostep.server.words import plural
 
 
 class RequestsLog:
@@ -26,12 +27,13 @@ class RequestsLog:
 def log_entry(reply: Reply) -> dict[str, Any]:
     """Times of the answer that ended last, in ms; null where they never came."""
     whole = bill(reply)
-    choices = [choice for output in reply.outputs for choice in output.choices]
-    ended = [one for one in whole["choices"] if one["e2e"]]
-    last = max(ended, key=lambda one: int(one["e2e"]["ns"]), default=None)
-    parts = last["total"]["parts_ns"] if last else {}
+    choices = [choice for _, output in reply.by_prompt() for choice in output.choices]
+    last, total_ns = _last(whole), reply.sent_ns - reply.received_ns
+    if last:
+        total_ns = last["total"]["ns"]
     return {
-        "time": datetime.fromtimestamp(reply.created_s, UTC).isoformat(),
+        "time": clock(reply.arrived_s + total_ns / 1e9),
+        "arrived": clock(reply.arrived_s),
         "id": reply.id,
         "endpoint": reply.endpoint,
         "model": reply.model,
@@ -41,22 +43,42 @@ def log_entry(reply: Reply) -> dict[str, Any]:
         "cached_tokens": whole["cached_tokens"],
         "completion_tokens": whole["completion_tokens"],
         "finish_reasons": [choice.finish_reason for choice in choices],
-        "ttft_ms": _ms(last and last["ttft"]["ns"]),
-        "e2e_ms": _ms(last and last["e2e"]["ns"]),
-        "total_ms": _ms(reply.sent_ns - reply.received_ns),
-        "parts_ms": {part: _ms(ns) for part, ns in parts.items()},
+        "ttft_ms": _ms(_ns(last, "ttft")),
+        "e2e_ms": _ms(_ns(last, "e2e")),
+        "total_ms": _ms(total_ns),
+        "cut_ms": _ms(whole["cut_ns"]),
+        "parts_ms": {part: _ms(ns) for part, ns in last["total"]["parts_ns"].items()} if last else {},
         "preemptions": sum(len(choice.timeline.preemptions) for choice in choices),
         "limit": whole["verdict"] and whole["verdict"]["limit"],
     }
+
+
+def _last(whole: dict[str, Any]) -> dict[str, Any] | None:
+    """The choice that the verdict is about."""
+    about = whole["verdict"]
+    if about is None:
+        return None
+    choices: list[dict[str, Any]] = whole["choices"]
+    return next(one for one in choices if (one["prompt"], one["index"]) == (about["prompt"], about["index"]))
+
+
+def _ns(choice: dict[str, Any] | None, span: str) -> int | None:
+    return choice[span]["ns"] if choice and choice[span] else None
 
 
 def _ms(ns: int | None) -> float | None:
     return None if ns is None else round(ns / 1e6, 3)
 
 
+def clock(seconds: float) -> str:
+    """Wall clock as a log has it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
 def _text(entry: dict[str, Any]) -> str:
     """The same for people, shorter."""
     ttft = "-" if entry["ttft_ms"] is None else f"{entry['ttft_ms']:.0f} ms"
-    tokens = f"{entry['prompt_tokens']} ({entry['cached_tokens']} cached) + {entry['completion_tokens']} tokens"
+    answer = plural(entry["completion_tokens"], "token")
+    tokens = f"{entry['prompt_tokens']} ({entry['cached_tokens']} cached) + {answer}"
     times = f"TTFT {ttft}, {entry['total_ms']:.0f} ms in all, held by {entry['limit']}"
     return f"{entry['time']} {entry['status']} {entry['endpoint']} {entry['id']}: {tokens}, {times}"

@@ -22,6 +22,8 @@ WORDS = {
     "preemption": "preemption: it gave up its KV blocks, waited and computed again",
     "host": "the engine's work between and around the kernels",
     "front": "the front end: tokenising",
+    "form": "the check of the answer's form, a schema or grammar: one that is new is compiled on trial, one at a time",
+    "answers": "the reply's other answers, with the last of which it ends",
     "send": "sending: text, transport, and a client that reads slowly",
 }
 
@@ -32,7 +34,7 @@ def verdict(lines: Iterable[_Line]) -> dict[str, Any]:
     took = _by_limit(lines)
     whole_ns = sum(took.values())
     limit = max(took, key=lambda limit: took[limit])
-    words = f"{WORDS[limit]}{_because(lines) if limit == 'queue' else ''}"
+    words = f"{WORDS[limit]}{_because(limit, lines)}"
     share = took[limit] / whole_ns if whole_ns else 0.0
     line = f"held by {words}; {took[limit] / 1e6:.1f} of {whole_ns / 1e6:.1f} ms ({share:.0%})"
     return {"limit": limit, "ns": took[limit], "share": round(share, 4), "words": line, "limits_ns": took}
@@ -43,7 +45,8 @@ def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
     for line in lines:
         parts, details = line.parts, line.details
         for part, limit in (("queue", "queue"), ("blocks", "blocks"), ("preempted", "preemption"), ("host", "host"),
-                            ("front", "front"), ("send", "send"), ("others", "company")):  # fmt: skip
+                            ("front", "front"), ("form", "form"), ("answers", "answers"), ("send", "send"),
+                            ("others", "company")):  # fmt: skip
             took[limit] += parts.get(part, 0)
         if "prefill" in parts:
             company_ns = details["others_ns_estimated"]
@@ -56,7 +59,15 @@ def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
     return took
 
 
-def _because(lines: Iterable[_Line]) -> str:
+def _because(limit: str, lines: Iterable[_Line]) -> str:
+    """What is known beyond the limit's name."""
+    if limit == "answers":
+        [last] = [line.details for line in lines if "answers" in line.parts]
+        return f": prompt {last['last_prompt']}, choice {last['last_index']}"
+    return _longest(lines) if limit == "queue" else ""
+
+
+def _longest(lines: Iterable[_Line]) -> str:
     """Of all reasons for waiting the one that lasted longest."""
     held = [one for line in lines if "queue" in line.parts for one in line.details.get("held", ())]
     reasons = [one for one in held if one["why"] != "no_blocks"]
