@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bills import assert_exact, output, random_timeline, reply
 from support.engines import Asked, engine, failing, mixed_requests, prompt, run, submit
@@ -25,7 +25,9 @@ from twostep.engine.params import SamplingParams
 from twostep.engine.timekeeper import StepEnd
 from twostep.kernels.step import StepCancelledError
 from twostep.server.bill import bill
+from twostep.server.bill_runs import collapsed
 from twostep.server.bill_text import bill_lines
+from twostep.server.ledger import LEFT
 
 MS = 1_000_000
 
@@ -82,11 +84,11 @@ def test_its_text() -> None:
         "cmpl-1: 4 prompt tokens + 4 tokens",
         "held by preemption: it gave up its KV blocks, waited and computed again; 298.0 of 524.0 ms (57%)",
         "all 4 seats are taken: 30.000, 3 steps",
-        "group 0 of blocks: needs 9, 3 are free, 1 of them kept for those that run: 15.000, 1 steps",
+        "group 0 of blocks: needs 9, 3 are free, 1 of them kept for those that run: 15.000, 1 step\n",
         "       9.000       50.000  queued",
         "prefill, 256 tokens in step 7: ITL budget 40.0 ms, predicted 39.0 ms",
         "shared with 4 tokens of others; estimated: own work 30.000, theirs 8.000",
-        "decode, 2 tokens in as many steps",
+        "decode, 2 tokens, one a step",
         "shared with 10 tokens of others; estimated: own work 20.000, their decodes 10.000, their prompts 25.000",
         "preempted, 358 computed tokens lost: sequence 3 needed its blocks",
         "358 of them had been computed before",
@@ -108,6 +110,7 @@ def test_its_text() -> None:
         ("host", {"decode_ns": 30_000 * MS, "kernel_ns": 5 * MS}),
         ("send", {"sent_ns": 30_000 * MS}),
         ("front", {"received_ns": -30_000 * MS}),
+        ("form", {"received_ns": -30_000 * MS, "form_ns": -29_999 * MS}),
     ],
 )  # fmt: skip
 def test_the_verdict_names_what_took_longest(limit: str, changes: dict[str, int]) -> None:
@@ -119,12 +122,81 @@ def test_the_verdict_names_what_took_longest(limit: str, changes: dict[str, int]
     decode = DecodeTime(middle_ns, end_ns, 1, 0, kernel_ns, 1, 0, prefill_ns=changes.get("prefill_ns", 0))
     held: Any = changes.get("held", ())
     line = Timeline(0, first_ns, (chunk,), (middle_ns, end_ns), (), end_ns, held, (decode,))
-    times = {name: changes[name] for name in ("received_ns", "sent_ns") if name in changes}
+    times = {name: changes[name] for name in ("received_ns", "form_ns", "sent_ns") if name in changes}
     verdict = bill(reply(output(line), submitted_ns=0, **times))["verdict"]
     assert verdict["limit"] == limit
     assert 0.5 < verdict["share"] <= 1
     whole_ns = times.get("sent_ns", end_ns + 500) - times.get("received_ns", -3000)
     assert sum(verdict["limits_ns"].values()) == whole_ns
+
+
+def test_the_check_of_a_form_is_not_tokenising() -> None:
+    made = reply(output(WHOLE), received_ns=1 * MS, form_ns=2 * MS, submitted_ns=4 * MS)
+    [itemised] = assert_exact(made)
+    assert [(line.what, line.ns, line.parts) for line in itemised.lines[:2]] == [
+        ("received and tokenised", 1 * MS, {"front": 1 * MS}),
+        ("form of the answer checked", 2 * MS, {"form": 2 * MS}),
+    ]
+
+
+def decoded(end_ns: int) -> Timeline:
+    """A prompt computed from 10 to 20 ms, then tokens until `end_ns`."""
+    chunk = ChunkTime(10 * MS, 20 * MS, 4, 1, kernel_ns=10 * MS, alone_ns=10 * MS)
+    decode = DecodeTime(20 * MS, end_ns, 1, 0, end_ns - 20 * MS, 1, 0, prefill_ns=0)
+    return Timeline(10 * MS, 10 * MS, (chunk,), (20 * MS, end_ns), (), end_ns, (), (decode,))
+
+
+def test_an_answer_that_waits_for_the_others_is_not_being_sent() -> None:
+    """Outputs come in the order in which prompts end; the bill is in that of the request."""
+    late, early = output(decoded(900 * MS), id="x-0"), output(decoded(30 * MS), decoded(31 * MS), id="x-1")
+    made = replace(reply(early, late, sent_ns=902 * MS), prompt_ids=("x-0", "x-1"))
+    [last, first, second] = assert_exact(made)
+    assert [(one.prompt, one.index) for one in (last, first, second)] == [(0, 0), (1, 0), (1, 1)]
+    assert [line.what for line in last.lines][-2:] == ["decode", "text made and sent"]
+    for itemised, waited_ns in ((first, 870 * MS), (second, 869 * MS)):
+        *_, waited, sent = itemised.lines
+        assert (waited.parts, sent.parts) == ({"answers": waited_ns}, {"send": 2 * MS})
+    told = bill(made)
+    assert told["verdict"]["words"].startswith("prompt 0, choice 0, the last to end: held by memory bandwidth")
+    assert [choice["verdict"]["limit"] for choice in told["choices"]] == ["bandwidth", "answers", "answers"]
+    text = "\n".join(bill_lines(told))
+    assert "held by the reply's other answers, with the last of which it ends: prompt 0, choice 0; 870.0 of " in text
+    assert "870.000  waited for the reply's other answers: prompt 0, choice 0 was the last\n" in text
+
+
+def test_a_reply_that_was_cut_is_billed_until_the_engine_was_done() -> None:
+    """Nothing is later than the whole."""
+    made = reply(output(decoded(900 * MS)), sent_ns=500 * MS, status=499)
+    [itemised] = assert_exact(made)
+    assert itemised.lines[-1].what == "decode"
+    told = bill(made)
+    [choice] = told["choices"]
+    assert told["cut_ns"] < choice["e2e"]["ns"] == choice["total"]["ns"]
+    assert "cut after 490.003 ms" in "\n".join(bill_lines(told))
+
+
+def chunked(limits: list[Reason]) -> Timeline:
+    """Chunks of 16 tokens and then more, 10 ms each with 1 ms between and another's step of 2 ms before every third."""
+    chunks, now = [], 0
+    for step, reason in enumerate(limits, 15):
+        now += 3 * MS if step % 3 == 0 else 1 * MS
+        others = {"without_ns": 2 * MS if step % 3 == 0 else 0, "others": 1, "reason": reason}
+        chunks.append(ChunkTime(now, now + 10 * MS, step + 1, step, kernel_ns=9 * MS, alone_ns=8 * MS, **others))  # type: ignore[arg-type]
+        now += 10 * MS
+    return Timeline(0, 0, tuple(chunks), (now,), (), now)
+
+
+def test_alike_chunks_are_one_line_of_text_and_many_of_json() -> None:
+    budget = [Reason(Why.ITL_BUDGET, (40 * MS, predicted * MS)) for predicted in range(20, 30)]
+    made = reply(output(chunked([*budget, Reason(Why.WHOLE)])), sent_ns=10**9)
+    told = bill(made)
+    text = "\n".join(bill_lines(told))
+    assert "  prefill: 10 chunks of 16 to 25 tokens, steps 15 to 24, 10.000 ms each: ITL budget 40.0 ms\n" in text
+    assert "115.000  prefill: " in text
+    assert "    with what was between them: prefill 90.000 + host 19.000 + others 6.000\n" in text
+    assert "    shared with 10 tokens of others; estimated: own work 80.000, theirs 10.000\n" in text
+    assert "prefill, 26 tokens in step 25: all that was left" in text
+    assert len([line for line in told["choices"][0]["lines"] if line["what"] == "prefill"]) == 11
 
 
 def test_stamps_out_of_order_are_an_error_not_a_wrong_bill() -> None:
@@ -142,17 +214,34 @@ def test_a_reply_that_the_engine_never_heard_of_has_no_choices() -> None:
 # --- timelines at random ------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_random_timelines_are_itemised_exactly(seed: int) -> None:
     rng = random.Random(seed)
     lines = [random_timeline(rng) for _ in range(rng.randint(1, 3))]
     made = reply(*(output(line, id=str(i)) for i, line in enumerate(lines)))
-    early = replace(made, received_ns=min(line.arrival_ns for line in lines) - rng.randrange(3), submitted_ns=min(
-        line.arrival_ns for line in lines
-    ))  # fmt: skip
+    submitted_ns = min(line.arrival_ns for line in lines)
+    form_ns = rng.choice([None, submitted_ns - rng.randrange(9)])
+    received_ns = (submitted_ns if form_ns is None else form_ns) - rng.randrange(3)
+    ids = tuple(rng.sample(made.prompt_ids, len(lines)))
+    early = replace(made, received_ns=received_ns, submitted_ns=submitted_ns, form_ns=form_ns, prompt_ids=ids)
     assert_exact(early)
-    assert_exact(replace(early, sent_ns=early.submitted_ns))
-    assert list(bill_lines(bill(early)))
+    for sent_ns in (submitted_ns, rng.randint(submitted_ns, made.sent_ns)):
+        assert_exact(replace(early, sent_ns=sent_ns, status=LEFT))
+    assert_text_adds_up(bill(early))
+
+
+def assert_text_adds_up(told: dict[str, Any]) -> None:
+    """Lines of text are fewer, their sums the same; nothing is without words."""
+    assert list(bill_lines(told))
+    for choice in told["choices"]:
+        lines = list(collapsed(choice["lines"]))
+        assert [line["start_ns"] for line in lines] == starts(lines)
+        assert sum(line["ns"] for line in lines) == choice["total"]["ns"]
+        parts = sum((Counter(line["parts_ns"]) for line in lines), Counter())
+        assert parts == Counter(choice["total"]["parts_ns"])
+        for line in lines:
+            assert sum(line["parts_ns"].values()) == line["ns"]
 
 
 # --- real runs ----------------------------------------------------------------------------------------------------
@@ -378,6 +467,17 @@ def test_the_bill_of_a_reply_over_http(server: Served, body: dict[str, Any]) -> 
         assert sum(line["ns"] for line in choice["lines"]) == choice["total"]["ns"] > choice["ttft"]["ns"] > 0
         assert [line["start_ns"] for line in choice["lines"]] == starts(choice["lines"])
     assert_exact(server.state.ledger.get(answer["id"]))  # type: ignore[arg-type]
+
+
+def test_only_a_request_with_a_form_is_billed_for_its_check(server: Served) -> None:
+    form = {"type": "object", "properties": {"checked": {"type": "boolean"}}}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": form}}
+    for more, checks in (({}, 0), ({"response_format": schema}, 1)):
+        id_ = ask(server, max_tokens=3, **more)["id"]
+        [choice] = httpx.get(f"{server.url}/v1/requests/{id_}").json()["choices"]
+        names = [line["what"] for line in choice["lines"]]
+        assert names.count("form of the answer checked") == checks
+        assert ("form" in choice["ttft"]["parts_ns"]) == bool(checks)
 
 
 @pytest.mark.parametrize("stream", [False, True])

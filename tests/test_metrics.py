@@ -455,6 +455,19 @@ def test_the_line_for_people() -> None:
     assert " 500 /v1/completions cmpl-1: 0 (0 cached) + 0 tokens, TTFT -" in second
 
 
+def test_a_line_tells_when_it_ended_and_when_it_came() -> None:
+    entry = log_entry(at(0.9, output(line(2.0, 2.1, 2.4))))
+    assert entry["arrived"] == "2023-11-14T22:13:20.250+00:00"
+    assert entry["time"] == "2023-11-14T22:13:21.750+00:00"
+
+
+def test_nothing_of_a_reply_that_was_cut_is_later_than_the_whole() -> None:
+    """The client left at 2.05 s, the engine heard of it after two more tokens."""
+    entry = log_entry(at(1, output(line(2.0, 2.1, 2.4), reason="abort"), status=LEFT, sent_ns=int(2.05 * S)))
+    assert (entry["cut_ms"], entry["e2e_ms"], entry["total_ms"]) == (1050, 1400, 1400)
+    assert sum(entry["parts_ms"].values()) == pytest.approx(entry["total_ms"], abs=0.01)
+
+
 def test_nothing_that_never_came_is_logged_as_zero() -> None:
     entry = log_entry(at(1, output(Timeline(1 * S, finish_ns=2 * S), reason="abort"), status=LEFT))
     assert (entry["ttft_ms"], entry["e2e_ms"]) == (None, None)

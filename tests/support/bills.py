@@ -15,7 +15,7 @@ from twostep.engine.outputs import (
     RequestOutput,
     Timeline,
 )
-from twostep.server.bill import ChoiceBill, bill, choice_bill
+from twostep.server.bill import ChoiceBill, bill, choice_bills
 from twostep.server.ledger import Reply
 
 REASONS = (
@@ -34,6 +34,7 @@ def reply(
     sent_ns: int | None = None,
     status: int = 200,
     awaited: tuple[str, ...] = (),
+    form_ns: int | None = None,
 ) -> Reply:
     """Around these outputs; times that are not given are a little before the first event and after the last."""
     lines = [choice.timeline for output in outputs for choice in output.choices]
@@ -44,13 +45,15 @@ def reply(
         endpoint="/v1/completions",
         model="small",
         stream=False,
-        created_s=1_700_000_000,
+        arrived_s=1_700_000_000.25,
         received_ns=first_ns - 3000 if received_ns is None else received_ns,
         submitted_ns=first_ns - 1000 if submitted_ns is None else submitted_ns,
         sent_ns=last_ns + 500 if sent_ns is None else sent_ns,
         status=status,
         outputs=outputs,
+        prompt_ids=(*(output.id for output in outputs), *awaited),
         awaited=awaited,
+        form_ns=form_ns,
     )
 
 
@@ -165,8 +168,8 @@ class _Made:
 
 def assert_exact(made: Reply) -> list[ChoiceBill]:
     """Lines tile the time from the first stamp to the last, parts add up to them, to TTFT and to E2E: to the ns."""
-    bills = [choice_bill(made, prompt, one) for prompt, out in enumerate(made.outputs) for one in out.choices]
-    timelines = [one.timeline for out in made.outputs for one in out.choices]
+    bills = choice_bills(made)
+    timelines = [one.timeline for _, out in made.by_prompt() for one in out.choices]
     for itemised, line in zip(bills, timelines, strict=True):
         end_ns = max(made.sent_ns, line.finish_ns or 0)
         _assert_tiles(itemised, made.received_ns, end_ns)
