@@ -82,7 +82,7 @@ $(VENV)/tools: pyproject.toml scripts/needs.py
 	@touch $@
 
 $(VENV)/installed: $(SOURCES) $(VENV)/tools
-	$(PIP_INSTALL) --no-build-isolation .
+	$(PIP_INSTALL) --no-build-isolation '.[structured]'
 	@touch $@
 
 $(VENV)/dev: pyproject.toml $(VENV)/installed

@@ -136,6 +136,18 @@ def test_a_time_budget_binds_while_others_decode_and_else_the_ceiling(decoding: 
     assert grant.tokens % 16 == 0
 
 
+def test_without_decodes_a_step_is_not_narrow_however_slow_the_machine() -> None:
+    class Slow(TrueModel):
+        def largest_slice(self, load: StepShape, start: int, most: int, budget_ns: int) -> int:
+            return 0
+
+    chunking = TimeBudget(Slow(), 40 * MS)
+    alone = chunking.grant(StepShape(), 0, 2000, decoding=False)
+    assert (alone.tokens, alone.reason.why) == (64, Why.LONGEST_STEP)
+    assert chunking.grant(StepShape().with_slice(0, 16, 0), 16, 2000, decoding=False).tokens == 48
+    assert chunking.grant(StepShape(), 0, 2000, decoding=True).tokens == 0
+
+
 def test_a_time_budget_tells_its_model_what_was_measured() -> None:
     heard = []
 

@@ -195,7 +195,7 @@ def test_one_size_has_to_be_stated(stated: dict[str, int]) -> None:
 
 def test_the_arithmetic_of_a_share() -> None:
     plan = plan_share(demand(LLAMA_3_8B, weights=5 * GIB), 20 * GIB, 0.6)
-    assert list(plan.arithmetic()) == [
+    assert list(plan.arithmetic(8192)) == [
         "weights: 5.0 GiB",
         "activations: 512 tokens a step x 184.5 KiB + 16 rows of logits x 501.0 KiB = 100.1 MiB",
         "KV per token: 2 x 32 layers x 8 KV heads x 128 elements x 2 B = 131072 B",
@@ -213,7 +213,7 @@ def test_the_arithmetic_of_a_share() -> None:
     ],
 )
 def test_the_arithmetic_of_a_stated_size(blocks: int, capacity: str) -> None:
-    *_, last = plan_stated(small(), 100 * MIB, blocks * PER_BLOCK).arithmetic()
+    *_, last = plan_stated(small(), 100 * MIB, blocks * PER_BLOCK).arithmetic(256)
     assert last == f"KV cache: {size_text(blocks * PER_BLOCK)} stated = {blocks} blocks of 16 tokens = {capacity}"
 
 

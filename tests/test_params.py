@@ -27,6 +27,7 @@ EOS = frozenset({2, 7})
         ("stop", "", "a member of stop is ''; it has to be a string of 1 to 1024 characters"),
         ("stop", ["a", 3], "a member of stop is 3; it has to be a string of 1 to 1024 characters"),
         ("stop", 3, "stop is 3; it has to be a list of at most 32 strings"),
+        ("stop", ["x" * 1024] * 5, "stop has 5120 characters; it has to have at most 4096 in all"),
         ("stop", {"a": 1}, "stop is {'a': 1}; it has to be a list of at most 32 strings"),
         ("stop_token_ids", [-1], "a member of stop_token_ids is -1; it has to be an integer from 0 to 2147483647"),
         ("stop_token_ids", "12", "stop_token_ids is '12'; it has to be a list of at most 32 token ids"),

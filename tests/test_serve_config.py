@@ -303,7 +303,7 @@ def test_a_file_that_is_not_toml(toml: Path, content: bytes) -> None:
 
 # --- what is in effect --------------------------------------------------------------------------------------------
 
-READY = Ready(Settings(blocks=(100,), context_tokens=1600), ("weights: 1 GiB",), "avx2", 4)
+READY = Ready(Settings(blocks=(100,), context_tokens=1600), ("weights: 1 GiB",), "avx2", 4, 1600)
 
 
 def test_the_answer_of_v1_config() -> None:

@@ -309,7 +309,7 @@ def test_without_the_package_the_refusal_says_what_to_install(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(InvalidParameterError, match=r"pip install llguidance$"):
+    with pytest.raises(InvalidParameterError, match=r"pip install 'llguidance>=1.9'$"):
         Grammars(model.tokenizer, model.tokenizer.vocab_size).check(ANY_OBJECT)
 
 
@@ -465,3 +465,21 @@ def test_content_with_a_form_and_calls_exclude_each_other(model: LoadedModel, gr
     assert follows(model, grammars, good, **body)
     assert not follows(model, grammars, "text", **body)
     assert not follows(model, grammars, good + '{"x": null}', **body)
+
+
+def test_an_ambiguous_grammar_ends_its_answer_before_its_masks_hold_others_up(
+    grammars: Grammars, model: LoadedModel
+) -> None:
+    """Items of the parser grow with the square of the answer's length: counted, not timed."""
+    form = StructuredOutput("grammar", 'start: a\na: a a | "x" | b\nb: a b | b a | "y" b?\n')
+    constraint, output, rng = grammars.constraint(form), list[int](), np.random.default_rng(0)
+    pieces = [piece for text in ("x", "y", "xy", "yx", "xx", "yy") for piece in encoded(model, text)]
+    while constraint.problem is None and len(output) < 200:
+        constraint.mask(np.array(output, np.int32), None)
+        output.append(int(rng.choice(pieces)))
+    assert constraint.problem is not None
+    assert "Too many items" in constraint.problem
+
+
+def encoded(model: LoadedModel, text: str) -> list[int]:
+    return model.tokenizer.encode(text, special=False, add_bos=False)

@@ -54,6 +54,8 @@ def _check_budget(scheduler: Scheduler, plan: Plan) -> None:
     if isinstance(config.chunking, TokenBudget):
         assert shape.tokens <= max(config.chunking.budget_tokens, plan.decoding + least)
     if isinstance(config.chunking, TimeBudget) and shape.tokens > plan.decoding + least:
+        if not plan.decoding and shape.tokens <= config.chunking.alone_tokens:
+            return
         limit = config.chunking.budget_ns if plan.decoding else config.chunking.ceiling_ns
         assert plan.predicted_ns is not None
         assert plan.predicted_ns <= limit

@@ -110,8 +110,7 @@ class Unchunked(Chunking):
     least_tokens: int = 0
 
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
-        first = load.tokens == load.sampled
-        fits = first or load.tokens + wanted <= self.budget_tokens
+        fits = load.tokens == load.sampled or load.tokens + wanted <= self.budget_tokens  # the first one always does
         return Grant(wanted, WHOLE) if fits else Grant(0, Reason(Why.TOKEN_BUDGET, (self.budget_tokens,)))
 
 
@@ -130,17 +129,20 @@ class TokenBudget(Chunking):
 class TimeBudget(Chunking):
     """A step is predicted to end within `budget_ns` while others decode, else within `ceiling_ns`.
 
-    With nobody to delay wide chunks give the best TTFT; the ceiling keeps aborts and newcomers heard.
+    With nobody to delay wide chunks give the best TTFT; the ceiling keeps aborts and newcomers heard. However slow the
+    machine is, such a step has `alone_tokens`: in narrower ones what every step costs would be most of it, and a model
+    that sees nothing wider would never learn better.
     """
 
     model: StepTimeModel
     budget_ns: int
     ceiling_ns: int = 250_000_000
     least_tokens: int = BLOCK_TOKENS
+    alone_tokens: int = 4 * BLOCK_TOKENS
 
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
-        budget_ns = self.budget_ns if decoding else self.ceiling_ns
-        room = self.model.largest_slice(load, start, wanted, budget_ns)
+        budget_ns, least = (self.budget_ns, 0) if decoding else (self.ceiling_ns, self.alone_tokens - load.tokens)
+        room = max(least, self.model.largest_slice(load, start, wanted, budget_ns))
         tokens = _cut(start, wanted, room, WHOLE).tokens
         if tokens == wanted:
             return Grant(tokens, WHOLE)

@@ -35,7 +35,9 @@ class Sizing(NamedTuple):
 
     def lines(self, config: EngineConfig) -> Iterator[str]:
         """The arithmetic, to print."""
-        yield from self.memory.arithmetic()
+        yield from self.memory.arithmetic(self.context_tokens)
+        if self.longest < self.context_tokens:
+            yield f"note: as the cache holds no more, prompt and answer have at most {self.longest} tokens together"
         if self.blocks < self.memory.blocks:
             seats, context = config.max_num_seqs, self.context_tokens
             yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"

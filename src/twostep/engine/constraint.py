@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 
 Mask = NDArray[np.uint32]
 
-LIMITS = {"initial_lexer_fuel": 250_000, "max_grammar_size": 100_000, "max_lexer_states": 25_000}
-"""What a hostile grammar may cost: about 0.2 s to compile and 50 MB. A mask is bounded by the library's defaults, about
-20 ms. Ordinary schemas take 1 ms and 0.1 ms."""
+LIMITS = {
+    "initial_lexer_fuel": 250_000,
+    "max_grammar_size": 100_000,
+    "max_lexer_states": 25_000,
+    "step_lexer_fuel": 20_000,
+    "step_max_items": 4_000,
+}
+"""What a hostile grammar may cost: about 0.2 s to compile and 50 MB, and 10 ms for a mask (an ambiguous one took 400 ms
+with the library's own limits, while all others waited). Ordinary schemas take 1 ms and 0.1 ms."""
 CHECKED_STEPS = 3
 """Tokens of an answer that are tried before a grammar is accepted."""
 CACHED_GRAMMARS = 16
@@ -150,7 +156,7 @@ def library() -> Any:
     try:
         import llguidance
     except ImportError:
-        problem = "structured output needs the package llguidance; install it with: pip install llguidance"
+        problem = "structured output needs llguidance, beside twostep: pip install 'llguidance>=1.9'"
         raise InvalidParameterError(problem, "structured") from None
     return llguidance
 

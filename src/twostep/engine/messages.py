@@ -59,6 +59,8 @@ class Ready:
     lines: tuple[str, ...]
     isa: str
     threads: int
+    longest: int
+    """Most tokens of a prompt and its answer together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,8 @@ def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) ->
     try:
         engine = Engine(open_model(path), config)
         kernels = engine.kernels
-        wire.send(Ready(engine.settings, tuple(engine.describe()), kernels.isa, kernels.threads))
+        lines = tuple(engine.describe())
+        wire.send(Ready(engine.settings, lines, kernels.isa, kernels.threads, engine.sizing.longest))
         Thread(target=engine.prepare_grammars, name="prepare-grammars").start()
         take_short_turns()
         EngineHost(engine, wire).run()

@@ -1,6 +1,7 @@
 """Finds stop strings in a text that comes in pieces, and holds back only what may still become one."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -20,7 +21,7 @@ class StopSearch:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        self._prefixes = _Prefixes(stops)
+        self._prefixes = _prefixes(tuple(stops))
         self._node = 0
         self._held = ""
 
@@ -51,6 +52,12 @@ class StopSearch:
             if stop_length and (first is None or end - stop_length < first.start):
                 first = slice(end - stop_length, end)
         return first
+
+
+@lru_cache(64)
+def _prefixes(stops: tuple[str, ...]) -> "_Prefixes":
+    """One for all choices of a request, and for all requests with the same stops: it does not change."""
+    return _Prefixes(stops)
 
 
 class _Prefixes:

@@ -41,5 +41,5 @@ class Models:
             "owned_by": "twostep",
             "root": self._state.model.path.name,
             "parent": None,
-            "max_model_len": ready.settings.context_tokens,
+            "max_model_len": ready.longest,
         }

@@ -130,8 +130,8 @@ class MemoryPlan:
         """How many sequences of `context` tokens fit at once, nothing shared."""
         return self.blocks // self.demand.blocks_for(context)
 
-    def arithmetic(self) -> Iterator[str]:
-        """The sizing in lines to print, each number with where it comes from."""
+    def arithmetic(self, context: int) -> Iterator[str]:
+        """The sizing in lines to print, each number with where it comes from; `context`: of the longest sequences."""
         demand, shape = self.demand, self.demand.shape
         tokens, rows = f"{demand.step_tokens} tokens a step", f"{demand.logit_rows} rows of logits"
         head_dim = _round_up(shape.head_dim, KV_VECTOR_ELEMENTS)
@@ -142,7 +142,8 @@ class MemoryPlan:
             f"= {size_text(self.activation_bytes)}"
         )
         yield f"KV per token: {vectors} x {demand.element_bytes} B = {self.kv_bytes_per_token} B"
-        yield f"KV cache: {self._origin()} = {self.blocks} blocks of {demand.block_tokens} tokens = {self._capacity()}"
+        blocks = f"{self.blocks} blocks of {demand.block_tokens} tokens"
+        yield f"KV cache: {self._origin()} = {blocks} = {self._capacity(context)}"
 
     def fault(self, least_tokens: int = 1) -> str | None:
         """Why this plan cannot be carried out, with the arithmetic in one line; `None` if it can.
@@ -171,8 +172,7 @@ class MemoryPlan:
         fixed = f"{size_text(self.weights_bytes)} weights - {size_text(self.activation_bytes)} activations"
         return f"{part}{size_text(self.free_bytes)} free - {fixed} = {size_text(room)}"
 
-    def _capacity(self) -> str:
-        context = self.demand.shape.context
+    def _capacity(self, context: int) -> str:
         count = self.full_length_sequences(context)
         sequences = {0: "not one sequence", 1: "1 sequence"}.get(count, f"{count} sequences")
         return f"{self.kv_tokens} tokens = {sequences} of full length {context}"
