@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -146,6 +147,9 @@ class Front(uvicorn.Server):
 
     async def _let_finish(self) -> None:
         flights, loop = self._state.flights, asyncio.get_running_loop()
+        if flights:
+            wait = f"{len(flights)} under way may finish, for {self._state.config.drain_s:g} s at most"
+            print(f"twostep: ending; {wait}; once more ends it at once", file=sys.stderr, flush=True)
         deadline_s = loop.time() + self._state.config.drain_s
         while flights and loop.time() < deadline_s:
             await asyncio.sleep(0.05)

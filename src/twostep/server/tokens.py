@@ -59,7 +59,7 @@ class Tokens:
         tokens = self._tokens(fields)
         return {
             "count": len(tokens),
-            "max_model_len": ready.settings.context_tokens,
+            "max_model_len": ready.longest,
             "tokens": tokens,
             "token_strs": [tokenizer.decode([id_], skip_special=False) for id_ in tokens] if texts else None,
         }
