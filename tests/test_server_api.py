@@ -1,6 +1,7 @@
 """The API over HTTP as clients see it: the official one, and byte for byte."""
 
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,6 +107,12 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
     assert chat.logprobs.content
     assert "".join(entry.token for entry in chat.logprobs.content) == chat.message.content
     assert [len(entry.top_logprobs) for entry in chat.logprobs.content] == [2] * 8
+
+
+def test_connections_send_at_once(server: Served) -> None:
+    """Nagle's algorithm would hold each token back until the one before is acknowledged."""
+    listener = server.front.servers[0].sockets[0]
+    assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 # --- what a stream is made of -------------------------------------------------------------------------------------

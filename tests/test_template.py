@@ -180,6 +180,13 @@ def test_process_ends_with_the_template(made: Made) -> None:
     assert process.returncode is not None
 
 
+def test_a_process_that_somebody_killed_is_replaced_unnoticed(made: Made) -> None:
+    template = made("{{ messages[0].content }}")
+    template._worker._process.kill()
+    template._worker._process.wait()
+    assert template.render([{"role": "user", "content": "here"}]) == "here"
+
+
 def test_process_ends_with_its_parent() -> None:
     program = "from twostep.model.template import ChatTemplate; t = ChatTemplate('x', 'w'); print(t.render([]))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -54,14 +54,21 @@ class ChatTemplate:
         fixed = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         request = _to_json({**self._variables, **extra, **fixed})
         with self._lock:
-            reply = self._worker.ask(request)
-            if "death" in reply:
-                self._worker = _Worker(self.source)
+            reply = self._ask(request)
+            if reply.get("by_others"):
+                reply = self._ask(request)
         return self._text(reply)
 
     def close(self) -> None:
         """Ends the process. The template can no longer be used."""
         self._worker.close()
+
+    def _ask(self, request: str) -> dict[str, Any]:
+        """A process that ended is replaced."""
+        reply = self._worker.ask(request)
+        if "death" in reply:
+            self._worker = _Worker(self.source)
+        return reply
 
     def _text(self, reply: Mapping[str, Any]) -> str:
         if "text" in reply:
@@ -81,7 +88,8 @@ def _to_json(variables: Mapping[str, Any]) -> str:
 
 
 class _Worker:
-    """The process: answers as in `template_worker`, or `{"death": why}`."""
+    """The process: answers as in `template_worker`, or `{"death": why}`; `by_others` if somebody killed it, perhaps the
+    system for want of memory."""
 
     def __init__(self, source: str) -> None:
         # -P: the worker's folder stays out of its import path, where files of ours could hide modules.
@@ -95,7 +103,10 @@ class _Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith(b"\n"):
-            return {"death": self._verdict()}
+            return {
+                "death": self._verdict(),
+                "by_others": self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM),
+            }
         reply: dict[str, Any] = json.loads(line)
         return reply
 

@@ -6,6 +6,7 @@ is counted when they end. An answer that failed or was left gives what it had, n
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from twostep.engine.histogram import Counted, Histogram
 from twostep.engine.messages import Snapshot
@@ -80,7 +81,10 @@ class Metrics:
     # --- what is told ---------------------------------------------------------------------------------------------
 
     def text(self, model: str, snapshot: Snapshot | None, *, up: bool) -> str:
-        """Prometheus' text. Before the engine's first message its metrics are missing, not zero."""
+        """Prometheus' text. Before the engine's first message its metrics are missing, not zero. A dead engine runs
+        nothing."""
+        if snapshot is not None and not up:
+            snapshot = replace(snapshot, running=0, waiting=0, kv_blocks_free=snapshot.kv_blocks)
         families = [*self._of_replies(up), *(_of_engine(snapshot) if snapshot else ())]
         return exposition(families, {"model_name": model})
 

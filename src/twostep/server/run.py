@@ -58,7 +58,11 @@ def listen(config: ServerConfig) -> socket.socket:
     """Raises `AddressError`."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=1024)
+        made = socket.create_server((config.host, config.port), family=family, backlog=1024)
+        # Connections inherit it. asyncio sets it only where the protocol is named, and here it is not: a token would wait
+        # for the client's acknowledgement of the one before, up to 40 ms.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # the address is named already
         raise AddressError(f"cannot listen on {config.host}, port {config.port}: {reason}") from None
