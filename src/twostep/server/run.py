@@ -59,8 +59,8 @@ def listen(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         made = socket.create_server((config.host, config.port), family=family, backlog=1024)
-        # Connections inherit it. asyncio sets it only where the protocol is named, and here it is not: a token would wait
-        # for the client's acknowledgement of the one before, up to 40 ms.
+        # Connections inherit it. asyncio sets it only where the protocol is named, which it is not here: a token would
+        # wait for the client's acknowledgement of the one before, up to 40 ms.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made
     except OSError as error:
