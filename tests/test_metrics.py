@@ -24,9 +24,12 @@ from twostep.engine.messages import Snapshot
 from twostep.engine.outputs import ChunkTime, DecodeTime, Preemption, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.engine.process import EngineHost
+from twostep.openai_api.errors import ApiError
 from twostep.server.exposition import Family, exposition
 from twostep.server.ledger import LEFT, Ledger, Reply
+from twostep.server.log_lines import LogLines
 from twostep.server.metrics import Metrics
+from twostep.server.refusals_log import RefusalsLog
 from twostep.server.requests_log import RequestsLog, log_entry
 
 S = 1_000_000_000
@@ -436,7 +439,7 @@ def test_what_is_still_awaited_when_it_is_forgotten_is_told_of_as_it_is() -> Non
 
 def test_one_line_of_json_a_request_without_its_text() -> None:
     stream = StringIO()
-    RequestsLog(stream, as_json=True).write(at(0.9, output(line(2.0, 2.1, 2.4), cached=2)))
+    RequestsLog(LogLines(stream, as_json=True)).write(at(0.9, output(line(2.0, 2.1, 2.4), cached=2)))
     [text] = stream.getvalue().splitlines()
     entry = json.loads(text)
     assert (entry["ttft_ms"], entry["e2e_ms"], entry["completion_tokens"], entry["cached_tokens"]) == (1100, 1500, 3, 2)
@@ -447,7 +450,7 @@ def test_one_line_of_json_a_request_without_its_text() -> None:
 
 def test_the_line_for_people() -> None:
     stream = StringIO()
-    log = RequestsLog(stream, as_json=False)
+    log = RequestsLog(LogLines(stream, as_json=False))
     log.write(at(0.9, output(line(2.0, 2.1, 2.4))))
     log.write(reply(status=500))
     first, second = stream.getvalue().splitlines()
@@ -479,4 +482,93 @@ def test_a_log_that_cannot_be_written_stops_nothing() -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    RequestsLog(Broken(), as_json=True).write(reply())
+    RequestsLog(LogLines(Broken(), as_json=True)).write(reply())
+
+
+# --- the log of refusals ------------------------------------------------------------------------------------------
+
+
+class Flood:
+    """A log of refusals whose seconds end when the test says so."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._stream, self.ends = StringIO(), list[Callable[[], None]]()
+        lines = LogLines(self._stream, as_json=as_json)
+        self.log = RefusalsLog(lines, lambda _, end: self.ends.append(end), lambda: 1_700_000_000.5)
+
+    def refuse(self, times: int) -> None:
+        for _ in range(times):
+            self.log.write("/v1/completions", 429, ApiError("never told", status=429, code="queue_full", param="n"))
+
+    def written(self) -> list[str]:
+        return self._stream.getvalue().splitlines()
+
+
+def test_a_refusal_is_one_line() -> None:
+    people, programs = Flood(as_json=False), Flood(as_json=True)
+    people.refuse(1)
+    programs.refuse(1)
+    moment = "2023-11-14T22:13:20.500+00:00"
+    assert people.written() == [f"{moment} 429 /v1/completions: refused, code queue_full, param n"]
+    assert [json.loads(line) for line in programs.written()] == [
+        {"event": "refusal", "time": moment, "endpoint": "/v1/completions", "status": 429, "code": "queue_full",
+         "param": "n"}
+    ]  # fmt: skip
+
+
+def test_a_flood_of_refusals_is_no_flood_of_lines() -> None:
+    flood = Flood(as_json=False)
+    flood.refuse(1000)
+    assert (len(flood.written()), len(flood.ends)) == (20, 1)
+    flood.ends.pop()()
+    assert flood.written()[-1].endswith(" 980 more refusals within 1 s")
+    flood.refuse(20)
+    flood.ends.pop()()
+    flood.log.end()
+    assert len(flood.written()) == 41
+    told = Flood(as_json=True)
+    told.refuse(21)
+    told.log.end()
+    last = json.loads(told.written()[-1])
+    assert (last["event"], last["count"]) == ("refusals_left_out", 1)
+
+
+def test_refusals_are_logged_without_a_word_of_the_request(
+    server_host: Host, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with server_host.front(log="json", max_body_bytes=500) as front:
+        ask(front, temperature="SECRET")
+        ask(front, model="SECRET")
+        ask(front, prompt="SECRET" * 100)
+        httpx.get(f"{front.url}/SECRET")
+        httpx.get(f"{front.url}/v1/requests/SECRET")
+        httpx.get(f"{front.url}/v1/completions")
+    with server_host.front(log="json", loaded=False) as front:
+        ask(front)
+        httpx.get(f"{front.url}/ready")
+    text = capfd.readouterr().err
+    told = [(entry["endpoint"], entry["status"], entry["code"], entry["param"]) for entry in entries(text)]
+    assert told == [
+        ("/v1/completions", 400, None, "temperature"),
+        ("/v1/completions", 404, "model_not_found", "model"),
+        ("/v1/completions", 413, "body_too_long", None),
+        ("other", 404, None, None),
+        ("other", 404, "request_not_found", "id"),
+        ("/v1/completions", 405, None, None),
+        ("/v1/completions", 503, "loading", None),
+    ]
+    assert "SECRET" not in text
+
+
+def entries(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def test_what_the_ledger_has_is_logged_once(server_host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    """Cut by its own limit, before anything was sent."""
+    with server_host.front(log="json") as front:
+        assert ask(front, max_tokens=4000, timeout_s=0.2).status_code == 504
+        wait_for(lambda: metrics_of(front), lambda told: told("request_success_total", finished_reason="abort") == 1)
+    [entry] = entries(capfd.readouterr().err)
+    assert (entry["event"], entry["status"]) == ("reply", 504)
+    assert entry["cut_ms"] <= entry["total_ms"] >= (entry["e2e_ms"] or 0)

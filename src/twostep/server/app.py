@@ -24,7 +24,7 @@ from twostep.server.tokens import Tokens
 def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -> Starlette:
     """The application. `connections` counts those that are open, where they are limited."""
     routes = _routes(state)
-    counting = Middleware(CountReplies, metrics=state.metrics, paths=[route.path for route in routes])
+    counting = Middleware(CountReplies, state=state, paths=[route.path for route in routes])
     app = Starlette(
         routes=routes,
         middleware=[counting, *_middleware(state, connections)],
@@ -48,6 +48,7 @@ def _routes(state: ServerState) -> list[Route]:
         Route("/v1/models", models.list),
         Route("/v1/models/{name:path}", models.one),
         Route("/v1/config", models.config),
+        Route("/v1/requests", observations.requests),
         Route("/v1/requests/{id}", observations.bill),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),

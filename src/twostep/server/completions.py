@@ -20,7 +20,7 @@ from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.requests import ApiRequest, read_request
 from twostep.openai_api.responses import ID_PREFIX, response_body
 from twostep.server.bodies import parse, read_body
-from twostep.server.errors import api_error
+from twostep.server.errors import IN_LEDGER, api_error
 from twostep.server.flights import ClientGoneError, Flight
 from twostep.server.ledger import LEFT, Reply
 from twostep.server.places import Place
@@ -40,7 +40,7 @@ class Completions:
         client, _ = state.engine()
         with state.places.take() as place, suppress(ClientGoneError):
             body = await read_body(Request(scope, receive), state.config.max_body_bytes)
-            exchange = Exchange(state, client, scope["path"], send)
+            exchange = Exchange(state, client, scope, send)
             async with exchange.accounted(), state.flights.one(receive, state.config.request_timeout_s) as flight:
                 await exchange.run(body, place, flight)
 
@@ -48,8 +48,9 @@ class Completions:
 class Exchange:
     """One request for tokens whose body is here."""
 
-    def __init__(self, state: ServerState, client: EngineClient, path: str, send: Send) -> None:
-        self._state, self._client, self._path, self._send = state, client, path, send
+    def __init__(self, state: ServerState, client: EngineClient, scope: Scope, send: Send) -> None:
+        self._state, self._client, self._scope, self._send = state, client, scope, send
+        self._path: str = scope["path"]
         self._received_ns = monotonic_ns()
         self._arrived_s, self._unique = time(), uuid4().hex
         self._form_ns: int | None = None
@@ -145,6 +146,7 @@ class Exchange:
             cache_salt=submitted.request.cache_salt,
             form_ns=self._form_ns,
         )
+        self._scope[IN_LEDGER] = True
         self._state.ledger.finished(reply)
 
 

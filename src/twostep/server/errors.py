@@ -5,6 +5,7 @@ import json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from twostep.errors import EngineDiedError, TwostepError
 from twostep.openai_api.errors import ApiError, refusal
@@ -12,6 +13,11 @@ from twostep.server.ledger import LEFT
 
 RETRY_AFTER_S = 1
 """What clients are told to wait for who are sent away for now: places come free whenever somebody's answer ends."""
+
+REFUSAL = "twostep.refusal"
+"""Key of the scope: the error that a request was answered with."""
+IN_LEDGER = "twostep.in_ledger"
+"""Key of the scope: the ledger was told of the request, so that it has its line in the log already."""
 
 
 def api_error(error: TwostepError) -> ApiError:
@@ -21,14 +27,26 @@ def api_error(error: TwostepError) -> ApiError:
     return refusal(error)
 
 
+class ErrorReply(Response):
+    """Leaves what was wrong in the scope, for the log of refusals."""
+
+    def __init__(self, error: ApiError, headers: dict[str, str]) -> None:
+        # Names from outside may hold what UTF-8 cannot: the body is plain ASCII.
+        super().__init__(json.dumps(error.body()), error.status, headers, "application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REFUSAL] = self._error
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: ApiError) -> Response:
     headers = {}
     if error.status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    # Names from outside may hold what UTF-8 cannot: the body is plain ASCII.
-    return Response(json.dumps(error.body()), error.status, headers, "application/json")
+    return ErrorReply(error, headers)
 
 
 async def on_twostep_error(request: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from time import monotonic_ns
 
 from twostep.engine.outputs import RequestOutput
@@ -104,6 +105,11 @@ class Ledger:
         """None if there never was such a reply, or not any more."""
         self._forget()
         return self._replies.get(id_)
+
+    def newest(self, most: int) -> list[Reply]:
+        """Those that ended last, the last of them first."""
+        self._forget()
+        return list(islice(reversed(self._replies.values()), most))
 
     def _told(self, reply: Reply) -> None:
         for tell in self._tell:

@@ -1,4 +1,4 @@
-"""`/metrics` and `/v1/requests/{id}`, and what counts replies by status on their way out."""
+"""`/metrics` and `/v1/requests`, and what counts replies by status on their way out."""
 
 from collections.abc import Collection
 
@@ -8,8 +8,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostep.openai_api.errors import ApiError
 from twostep.server.bill import bill
+from twostep.server.errors import IN_LEDGER, REFUSAL
 from twostep.server.exposition import CONTENT_TYPE
-from twostep.server.metrics import Metrics
+from twostep.server.limits import OPEN_PATHS
+from twostep.server.listing import listing, read_limit
 from twostep.server.state import ServerState
 
 OTHER = "other"
@@ -30,6 +32,11 @@ class Observations:
         text = self._state.metrics.text(self._state.names[0], snapshot, up=up)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
+    async def requests(self, request: Request) -> Response:
+        """Raises `ApiError` if `limit` is out of range."""
+        limit = read_limit(request.query_params.get("limit"))
+        return JSONResponse(listing(self._state.ledger, limit))
+
     async def bill(self, request: Request) -> Response:
         """Raises `ApiError` with status 404 if the reply is not, or no longer, in the ledger."""
         id_ = request.path_params["id"]
@@ -41,11 +48,11 @@ class Observations:
 
 
 class CountReplies:
-    """Middleware, the outermost: the status of every reply, by path."""
+    """Middleware, the outermost: the status of every reply, by path; refusals are logged."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: Collection[str]) -> None:
-        """`paths` are counted by name, all others together."""
-        self._app, self._metrics, self._paths = app, metrics, frozenset(paths)
+    def __init__(self, app: ASGIApp, state: ServerState, paths: Collection[str]) -> None:
+        """`paths` are told by name, all others together: they are what somebody wrote."""
+        self._app, self._metrics, self._refusals, self._paths = app, state.metrics, state.refusals, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,6 +66,7 @@ class CountReplies:
             if message["type"] == "http.response.start":
                 begun = True
                 self._metrics.answered(path, message["status"])
+                self._log(scope, path, message["status"])
             await send(message)
 
         try:
@@ -67,3 +75,9 @@ class CountReplies:
             if not begun:  # starlette answers with status 500, outside of all middleware
                 self._metrics.answered(path, 500)
             raise
+
+    def _log(self, scope: Scope, path: str, status: int) -> None:
+        """What a watcher of the process is told is no refusal; what the ledger has is logged as a reply."""
+        error = scope.get(REFUSAL)
+        if error is not None and self._refusals is not None and not scope.get(IN_LEDGER) and path not in OPEN_PATHS:
+            self._refusals.write(path, status, error)

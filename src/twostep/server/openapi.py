@@ -11,6 +11,7 @@ from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
 from twostep.kernels.sampling import MAX_LOGPROBS
 from twostep.openai_api.prompts import MAX_PROMPTS
 from twostep.openai_api.requests import REPETITION_PENALTIES
+from twostep.server.listing import DEFAULT_LIMIT, MAX_LIMIT
 
 Schema = dict[str, Any]
 
@@ -138,6 +139,7 @@ _GETS = {
     "/v1/models": "What is served",
     "/v1/models/{name}": "One of these",
     "/v1/config": "Effective settings, who set them, and the arithmetic behind them",
+    "/v1/requests": "The requests that ended last, the last of them first",
     "/v1/requests/{name}": "The itemised bill of a finished request, for a while after it ended",
     "/metrics": "For Prometheus",
     "/health": "Is the engine getting on?",
@@ -166,9 +168,11 @@ def document() -> Schema:
 
 def _get(path: str, about: str) -> Schema:
     name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
+    many = {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT}
+    limit = {"name": "limit", "in": "query", "required": False, "schema": many}
     return {
         "summary": about,
-        "parameters": [name] if "{name}" in path else [],
+        "parameters": [name] * ("{name}" in path) + [limit] * (path == "/v1/requests"),
         "responses": _responses(path),
     }
 

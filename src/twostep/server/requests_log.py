@@ -1,27 +1,22 @@
 """One line for each reply on standard error or in a file: how long it took and why, never a word of its text."""
 
-import json
-from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 from twostep.server.bill import bill
 from twostep.server.ledger import Reply
+from twostep.server.log_lines import LogLines, clock
 from twostep.server.words import plural
 
 
 class RequestsLog:
     """`write` is one of what `Ledger` tells of replies."""
 
-    def __init__(self, stream: TextIO, *, as_json: bool) -> None:
-        self._stream, self._as_json = stream, as_json
+    def __init__(self, lines: LogLines) -> None:
+        self._lines = lines
 
     def write(self, reply: Reply) -> None:
-        """A log that cannot be written stops no request."""
         entry = log_entry(reply)
-        line = json.dumps(entry) if self._as_json else _text(entry)
-        with suppress(OSError):
-            print(line, file=self._stream, flush=True)
+        self._lines.write(entry, _text(entry))
 
 
 def log_entry(reply: Reply) -> dict[str, Any]:
@@ -32,6 +27,7 @@ def log_entry(reply: Reply) -> dict[str, Any]:
     if last:
         total_ns = last["total"]["ns"]
     return {
+        "event": "reply",
         "time": clock(reply.arrived_s + total_ns / 1e9),
         "arrived": clock(reply.arrived_s),
         "id": reply.id,
@@ -68,11 +64,6 @@ def _ns(choice: dict[str, Any] | None, span: str) -> int | None:
 
 def _ms(ns: int | None) -> float | None:
     return None if ns is None else round(ns / 1e6, 3)
-
-
-def clock(seconds: float) -> str:
-    """Wall clock as a log has it."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def _text(entry: dict[str, Any]) -> str:

@@ -15,9 +15,11 @@ from twostep.server.config import ServerConfig
 from twostep.server.flights import Flights
 from twostep.server.forms import FormCheck
 from twostep.server.ledger import Ledger
+from twostep.server.log_lines import LogLines
 from twostep.server.metrics import Metrics
 from twostep.server.places import Places
 from twostep.server.pulse import Pulse
+from twostep.server.refusals_log import RefusalsLog
 from twostep.server.requests_log import RequestsLog
 from twostep.server.traffic import TrafficRecorder
 
@@ -38,6 +40,7 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     ledger: Ledger = field(init=False)
     traffic: TrafficRecorder | None = field(init=False)
+    refusals: RefusalsLog | None = field(init=False)
     client: EngineClient | None = None
     ready: Ready | None = None
     """Both None while the model is being loaded."""
@@ -53,7 +56,9 @@ class ServerState:
 
     def __post_init__(self) -> None:
         log = self.config.log
-        logs = [] if log == "off" else [RequestsLog(sys.stderr, as_json=log == "json").write]
+        lines = None if log == "off" else LogLines(sys.stderr, as_json=log == "json")
+        logs = [] if lines is None else [RequestsLog(lines).write]
+        self.refusals = None if lines is None else RefusalsLog(lines)
         file = self.config.record_workload
         self.traffic = None if file is None else TrafficRecorder(Path(file), self.names[0])
         records = [] if self.traffic is None else [self.traffic.heard]
@@ -70,6 +75,8 @@ class ServerState:
         """Nothing is served any more."""
         if self.traffic is not None:
             self.traffic.close()
+        if self.refusals is not None:
+            self.refusals.end()
 
     def engine(self) -> tuple[EngineClient, Ready]:
         """Raises `ApiError` with status 503 where there is none that takes on requests."""
