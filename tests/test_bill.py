@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.bills import assert_exact, output, random_timeline, reply
 from support.engines import Asked, engine, failing, mixed_requests, prompt, run, submit
-from support.http_server import NAME, Served
+from support.http_server import NAME, Host, Served
 
 from twostep.cli.main import main
 from twostep.core.reasons import Reason, Why
@@ -516,6 +516,43 @@ def test_explain_prints_the_bill(server: Served, capsys: pytest.CaptureFixture[s
     assert "TTFT" in text
     assert main(["explain", id_, "--url", server.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["id"] == id_
+
+
+def test_explain_without_id_is_of_the_last(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = [ask(server, max_tokens=2)["id"] for _ in range(2)]
+    assert main(["explain", "--url", server.url]) == 0
+    assert capsys.readouterr().out.startswith(f"{ids[-1]}: ")
+
+
+def test_explain_where_nothing_has_finished(server_host: Host, capsys: pytest.CaptureFixture[str]) -> None:
+    with server_host.front() as front:
+        assert main(["explain", "--url", front.url]) == 1
+        assert httpx.get(f"{front.url}/v1/requests").json()["data"] == []
+    assert capsys.readouterr().err == f"twostep: {front.url}/v1: no request has finished of late\n"
+    assert main(["explain", "--url", front.url]) == 1
+    assert "Connection refused; no server runs there (--url says where it is)" in capsys.readouterr().err
+
+
+def test_requests_are_listed_newest_first(server: Served) -> None:
+    ids = [ask(server, max_tokens=n)["id"] for n in (1, 2, 3)]
+    told = httpx.get(f"{server.url}/v1/requests?limit=2").json()
+    assert (told["object"], told["has_more"], told["first_id"], told["last_id"]) == ("list", True, ids[2], ids[1])
+    assert [row["id"] for row in told["data"]] == ids[:0:-1]
+    assert [row["completion_tokens"] for row in told["data"]] == [3, 2]
+    for row in told["data"]:
+        bill = httpx.get(f"{server.url}/v1/requests/{row['id']}").json()
+        assert {name: bill[name] for name in row.keys() & bill.keys() - {"object"}} == {
+            name: row[name] for name in row.keys() & bill.keys() - {"object"}
+        }
+        [choice] = bill["choices"]
+        assert row["ttft_ms"] == pytest.approx(choice["ttft"]["ns"] / 1e6, abs=0.001)
+        assert row["e2e_ms"] == pytest.approx(choice["e2e"]["ns"] / 1e6, abs=0.001)
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "x", "-1", "", "9" * 5000])
+def test_limits_of_the_list(server: Served, limit: str) -> None:
+    answer = httpx.get(f"{server.url}/v1/requests", params={"limit": limit})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
 
 
 def test_explain_says_what_is_wrong_in_one_line(server: Served, capsys: pytest.CaptureFixture[str]) -> None:

@@ -237,7 +237,7 @@ class TestWhatGoesWrong:
     def test_nobody_at_the_address(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        assert complaint("--url", url) == f"{url}/v1: Connection refused"
+        assert complaint("--url", url) == f"{url}/v1: Connection refused; no server runs there (--url says where it is)"
 
     @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:99999", "http://u:p@a"])
     def test_addresses_that_are_none(self, url: str) -> None:

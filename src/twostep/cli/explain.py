@@ -1,15 +1,20 @@
-"""`twostep explain ID`: where the time of a finished request went, itemised, from the server that served it."""
+"""`twostep explain [ID]`: where the time of a finished request went, itemised, from the server that served it."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from twostep.cli.subcommands import Subcommands
+
+if TYPE_CHECKING:
+    from twostep.cli.remote import Remote
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser("explain", help="itemise where the time of a finished request went")
-    parser.add_argument("id", metavar="ID", help="the id in the reply, such as chatcmpl-...")
+    help_ = "the id in the reply, such as chatcmpl-... (default: of the request that finished last)"
+    parser.add_argument("id", metavar="ID", nargs="?", help=help_)
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     parser.add_argument("--api-key", metavar="KEY", help="the server's (default: $TWOSTEP_API_KEY)")
     parser.add_argument("--json", action="store_true", help="print the bill as the server gives it, times in ns")
@@ -23,5 +28,17 @@ def run(options: argparse.Namespace) -> None:
     from twostep.cli.remote import Remote
     from twostep.server.bill_text import bill_lines
 
-    bill = Remote(options.url, options.api_key).get(f"/requests/{quote(options.id, safe='')}")
+    server = Remote(options.url, options.api_key)
+    id_ = _last(server) if options.id is None else options.id
+    bill = server.get(f"/requests/{quote(id_, safe='')}")
     print(json.dumps(bill, indent=2) if options.json else "\n".join(bill_lines(bill)))
+
+
+def _last(server: "Remote") -> str:
+    """Raises `ServerError` if none has finished, or not for long."""
+    from twostep.cli.remote import ServerError
+
+    id_ = server.get("/requests?limit=1").get("first_id")
+    if id_ is None:
+        raise ServerError(f"{server.url}: no request has finished of late")
+    return str(id_)

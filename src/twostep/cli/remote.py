@@ -101,6 +101,8 @@ def json_object(data: bytes) -> dict[str, Any]:
 def _words(error: OSError | HTTPException) -> str:
     if isinstance(error, TimeoutError):
         return f"no connection within {CONNECT_S} s"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{error.strerror}; no server runs there (--url says where it is)"
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return f"the answer broke off ({type(error).__name__})"
