@@ -20,7 +20,7 @@ class RequestsLog:
 
 
 def log_entry(reply: Reply) -> dict[str, Any]:
-    """Times of the answer that ended last, in ms; null where they never came."""
+    """Of several answers times are those of the one that ended last, which the verdict is about."""
     whole = bill(reply)
     choices = [choice for _, output in reply.by_prompt() for choice in output.choices]
     last, total_ns = _last(whole), reply.sent_ns - reply.received_ns
@@ -39,13 +39,20 @@ def log_entry(reply: Reply) -> dict[str, Any]:
         "cached_tokens": whole["cached_tokens"],
         "completion_tokens": whole["completion_tokens"],
         "finish_reasons": [choice.finish_reason for choice in choices],
+        **_times(last, total_ns, whole["cut_ns"]),
+        "preemptions": sum(len(choice.timeline.preemptions) for choice in choices),
+        "limit": whole["verdict"] and whole["verdict"]["limit"],
+    }
+
+
+def _times(last: dict[str, Any] | None, total_ns: int, cut_ns: int | None) -> dict[str, Any]:
+    """In ms; null where they never came."""
+    return {
         "ttft_ms": _ms(_ns(last, "ttft")),
         "e2e_ms": _ms(_ns(last, "e2e")),
         "total_ms": _ms(total_ns),
-        "cut_ms": _ms(whole["cut_ns"]),
+        "cut_ms": _ms(cut_ns),
         "parts_ms": {part: _ms(ns) for part, ns in last["total"]["parts_ns"].items()} if last else {},
-        "preemptions": sum(len(choice.timeline.preemptions) for choice in choices),
-        "limit": whole["verdict"] and whole["verdict"]["limit"],
     }
 
 
