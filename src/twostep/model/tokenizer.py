@@ -1,6 +1,7 @@
 """Text to token ids and back, for byte-level BPE: the vocabulary from a weight file, the merging by `tokenizers`."""
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Merger
@@ -33,6 +34,11 @@ class Tokenizer:
     def eos_ids(self) -> frozenset[int]:
         """All ids that end an answer."""
         return self.vocabulary.eos_ids
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """No token stands for more bytes."""
+        return max(len(self.token_bytes(id_)) for id_ in range(self.vocab_size))
 
     def encode(self, text: str, *, special: bool, add_bos: bool | None = None) -> list[int]:
         """Token ids of `text`.

@@ -48,6 +48,9 @@ class Fields:
             raise ApiError(f"the body is {shown(body)}; it has to be a JSON object")
         self._left = {name: value for name, value in body.items() if value is not None}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
     def take(self, name: str, default: Any = None) -> Any:
         return self._left.pop(name, default)
 

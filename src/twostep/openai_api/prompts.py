@@ -1,7 +1,7 @@
 """What a body wants answered, as token ids: a conversation by the model's template, or raw prompts."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from twostep.engine.conversation import read_messages
@@ -10,6 +10,7 @@ from twostep.model.loaded import LoadedModel
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.fields import Fields
+from twostep.openai_api.room import Room
 from twostep.openai_api.tool_messages import called_messages, knows_tools, with_tools_said
 from twostep.openai_api.tools import Tools
 
@@ -17,11 +18,16 @@ MAX_PROMPTS = 1024
 """Prompts of one completions body."""
 
 Tokens = tuple[int, ...]
+TextCheck = Callable[[str, str], None]
+"""Raises an error if the text that the field of this name gives is too long."""
 
 
-def chat_prompt(fields: Fields, model: LoadedModel, tools: Tools | None = None) -> Tokens:
+def chat_prompt(
+    fields: Fields, model: LoadedModel, tools: Tools | None = None, check_text: TextCheck | None = None
+) -> Tokens:
     """Tokens of `messages`. The template writes the beginning-of-sequence token, unless `add_special_tokens` asks for
-    one more, as in vLLM. `tools` are said by the template, or in the system message if it knows none."""
+    one more, as in vLLM. `tools` are said by the template, or in the system message if it knows none. `check_text` is
+    asked before the text is tokenised."""
     messages = called_messages(read_messages(fields.take("messages"), "messages"), model.template)
     variables = _template_variables(fields.take("chat_template_kwargs", {}))
     if tools and knows_tools(model.template):
@@ -37,6 +43,8 @@ def chat_prompt(fields: Fields, model: LoadedModel, tools: Tools | None = None) 
         text = _unfinished(messages, model, variables)
     else:
         text = model.template.render(messages, add_generation_prompt=generation, **variables)
+    if check_text:
+        check_text(text, "messages")
     tokens = model.tokenizer.encode(text, special=True, add_bos=fields.flag("add_special_tokens"))
     return _not_empty(tokens, "messages")
 
@@ -56,15 +64,26 @@ def _unfinished(messages: list[dict[str, Any]], model: LoadedModel, variables: M
     return text
 
 
-def completion_prompts(fields: Fields, tokenizer: Tokenizer) -> tuple[Tokens, ...]:
-    """Tokens of each prompt: text, as the model's file says with or without a beginning of sequence, or token ids."""
+def completion_prompts(fields: Fields, tokenizer: Tokenizer, room: Room | None = None) -> tuple[Tokens, ...]:
+    """Tokens of each prompt: text, as the model's file says with or without a beginning of sequence, or token ids.
+    What is beyond `room` is refused before anything is tokenised."""
     prompt = fields.take("prompt")
     add_bos = None if fields.flag("add_special_tokens", True) else False
-    several = isinstance(prompt, list) and not all(_is_id(member) for member in prompt)
+    several = isinstance(prompt, list) and prompt and not _is_id(prompt[0])
     prompts = prompt if several else [prompt]
     if len(prompts) > MAX_PROMPTS:
         raise ApiError(f"prompt has {len(prompts)} members; at most {MAX_PROMPTS} are allowed", param="prompt")
+    if room:
+        for member in prompts:
+            _check_length(member, room)
     return tuple(_tokens(member, tokenizer, add_bos) for member in prompts)
+
+
+def _check_length(prompt: object, room: Room) -> None:
+    if isinstance(prompt, str):
+        room.check_text(prompt, "prompt")
+    elif isinstance(prompt, list):
+        room.check_ids(prompt, "prompt")
 
 
 def _tokens(prompt: object, tokenizer: Tokenizer, add_bos: bool | None) -> Tokens:

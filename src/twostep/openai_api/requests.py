@@ -14,6 +14,7 @@ from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError, refusal
 from twostep.openai_api.fields import Fields
 from twostep.openai_api.prompts import Tokens, chat_prompt, completion_prompts
+from twostep.openai_api.room import Room
 from twostep.openai_api.structured import read_structured
 from twostep.openai_api.tools import read_tools
 
@@ -67,25 +68,28 @@ class ApiRequest:
     """The body's field that asks for a form of the answer, if one does."""
 
 
-def read_request(endpoint: str, body: object, model: LoadedModel, names: Sequence[str]) -> ApiRequest:
+def read_request(
+    endpoint: str, body: object, model: LoadedModel, names: Sequence[str], room: Room | None = None
+) -> ApiRequest:
     """The request that `body`, JSON as Python's objects, makes of an endpoint in `ENDPOINTS`.
 
     `names` are those of the served model, the first for bodies that name none. Whether the prompt fits the context is
-    the engine's to say. Raises `ApiError` that names the field, its value and what is allowed.
+    the engine's to say; what is far beyond, as `room` tells, is refused before it is tokenised. Raises `ApiError` that
+    names the field, its value and what is allowed.
     """
     try:
         fields = Fields(body)
         name = model_name(fields, names)
-        return ENDPOINTS[endpoint](fields, model, name)
+        return ENDPOINTS[endpoint](fields, model, name, room)
     except TwostepError as error:
         raise refusal(error) from None
     except RecursionError:
         raise ApiError("the body is nested too deeply") from None
 
 
-def _chat(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
+def _chat(fields: Fields, model: LoadedModel, name: str, room: Room | None) -> ApiRequest:
     tools, asked = read_tools(fields), read_structured(fields)
-    prompt = chat_prompt(fields, model, tools)
+    prompt = chat_prompt(fields, model, tools, room.check_text if room else None)
     extent = {
         "max_tokens": _chat_max_tokens(fields),
         "logprobs": _chat_logprobs(fields),
@@ -95,8 +99,8 @@ def _chat(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
     return replace(request, functions=tools.names if tools else (), form_field=asked.field or "tools")
 
 
-def _completion(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
-    prompts, asked = completion_prompts(fields, model.tokenizer), read_structured(fields)
+def _completion(fields: Fields, model: LoadedModel, name: str, room: Room | None) -> ApiRequest:
+    prompts, asked = completion_prompts(fields, model.tokenizer, room), read_structured(fields)
     extent = {
         "max_tokens": fields.take("max_tokens", COMPLETION_MAX_TOKENS),
         "logprobs": fields.take("logprobs"),
@@ -108,7 +112,7 @@ def _completion(fields: Fields, model: LoadedModel, name: str) -> ApiRequest:
     return replace(_request("completion", fields, name, prompts, extent, echo), form_field=asked.field)
 
 
-ENDPOINTS: dict[str, Callable[[Fields, LoadedModel, str], ApiRequest]] = {
+ENDPOINTS: dict[str, Callable[[Fields, LoadedModel, str, Room | None], ApiRequest]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
 }
