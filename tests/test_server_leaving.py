@@ -9,15 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from support.http_server import NAME, Host, Served, host
+from support.http_server import NAME, Host, Served, host, within
+from support.raw_http import connected, posted, rest
 
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Snapshot
@@ -38,16 +39,6 @@ def stream(url: str, **body: Any) -> Iterator[httpx.Response]:
 def data(reply: httpx.Response) -> list[str]:
     """The rest of its events."""
     return [line.removeprefix("data: ") for line in reply.iter_lines() if line]
-
-
-def within(seconds: float, what: Callable[[], bool]) -> bool:
-    """Whether it comes true by then."""
-    deadline_s = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def is_idle(snapshot: Snapshot) -> bool:
@@ -117,13 +108,100 @@ def test_clients_can_go_in_the_midst_of_a_body(
         address = urlsplit(server.url)
         _, writer = await asyncio.open_connection(address.hostname, address.port)
         writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{{".encode())
-        while not server.state.places.taken:
+        while not server.front.server_state.tasks:
             await asyncio.sleep(0.01)
         writer.transport.abort()
 
     server_host.run(begin_and_go())
+    assert within(5, lambda: not server.front.server_state.tasks)
     assert_all_is_given_back(server, server_host)
     assert caplog.records == []
+
+
+def test_whoever_goes_behind_a_further_request_is_noticed(server: Served, server_host: Host) -> None:
+    """Nothing is read beyond the further one: the end is only seen by asking for it."""
+    with connected(server.url) as client:
+        client.sendall(posted("/v1/completions", LONG) + b"GET /health HTTP/1.1\r\n")
+        assert within(10, lambda: server_host.snapshot().running == 1)
+    assert within(5, lambda: not server.state.flights)
+    assert_all_is_given_back(server, server_host)
+
+
+def test_long_bodies_of_clients_that_went_keep_nobody_waiting(server: Served) -> None:
+    """What no thread has begun with is dropped; short bodies have threads of their own."""
+    text = {"prompt": "The tortoise and the hare. " * 35_000}
+    for number in range(12):
+        with connected(server.url) as client:
+            client.sendall(posted("/tokenize" if number % 2 else "/v1/completions", text))
+            assert within(10, lambda: bool(server.front.server_state.tasks))
+    short = httpx.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=30)
+    assert short.status_code == 200
+    assert within(20, lambda: server.state.bodies.held == 0)
+
+
+# --- clients that do not read -------------------------------------------------------------------------------------
+
+UNREAD: dict[str, Any] = {**LONG, "stream": True, "n": 8, "logprobs": 20, "return_token_ids": True}
+"""Some 10 KB a step."""
+
+
+@contextmanager
+def unread(server: Served, **body: Any) -> Iterator[socket.socket]:
+    """Such a stream, when the server can write no more of it."""
+    with connected(server.url, receive_bytes=2048) as client:
+        client.sendall(posted("/v1/completions", {**UNREAD, **body}))
+        yield client
+
+
+def is_stalled(server: Served) -> bool:
+    return any(connection.flow.write_paused for connection in tuple(server.front.server_state.connections))
+
+
+def test_whoever_does_not_read_is_taken_for_gone(
+    server_host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("twostep.server.connections.STALLED_S", 0.5)
+    with server_host.front() as front, unread(front) as client:
+        assert within(20, lambda: is_stalled(front))
+        assert within(10, lambda: not front.state.flights)
+        assert_all_is_given_back(front, server_host)
+        assert not rest(client).endswith(b"\r\n0\r\n\r\n"), "the reply came to an end"
+    assert caplog.records == []
+
+
+def test_a_deadline_holds_for_whoever_does_not_read(server_host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    """The place is free before the client is told, which it may never hear."""
+    with server_host.front(request_timeout_s=6) as front, unread(front):
+        assert within(20, lambda: is_stalled(front))
+        assert within(10, lambda: not front.state.places.taken)
+        assert_all_is_given_back(front, server_host)
+        assert within(5, lambda: not front.front.server_state.connections)
+    assert caplog.records == []
+
+
+# --- clients that do not come to their point ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [b"", posted("/tokenize", {"prompt": "x"}), posted("/tokenize", b"x" * 5000)[:-1]])
+def test_a_request_has_to_begin_in_time(server_host: Host, before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind one that was answered, or that was refused before its body was here."""
+    monkeypatch.setattr("twostep.server.connections.HEAD_S", 0.5)
+    with server_host.front(max_body_bytes=1000) as front, connected(front.url) as client:
+        client.sendall(before)
+        if before:
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 ")
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        assert b"HTTP/1.1" not in rest(client)
+
+
+def test_slow_bodies_take_no_place(server_host: Host) -> None:
+    with server_host.front(max_queue=0) as front, ExitStack() as clients:
+        for _ in range(12):
+            client = clients.enter_context(connected(front.url))
+            client.sendall(posted("/v1/completions", LONG)[:-1])
+        assert within(10, lambda: len(front.front.server_state.tasks) == 12)
+        reply = httpx.post(f"{front.url}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=30)
+    assert reply.status_code == 200
 
 
 def test_a_request_out_of_time_is_told(server_host: Host) -> None:
@@ -253,6 +331,17 @@ def test_sigterm_cuts_streams_at_the_deadline(default_model_path: Path) -> None:
         assert json.loads(error)["error"]["code"] == "shutting_down"
         assert last == "[DONE]"
         assert served.wait(10) == 0
+
+
+def test_sigterm_leaves_whoever_does_not_read(default_model_path: Path) -> None:
+    with process(default_model_path, drain_s=6) as (served, url), connected(url, receive_bytes=2048) as client:
+        client.sendall(posted("/v1/completions", UNREAD))
+        assert client.recv(10)
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(20) == 0
+        assert served.stderr is not None
+        [said] = served.stderr.read().splitlines()
+        assert said.startswith("twostep: ending; 1 under way")
 
 
 def test_a_second_signal_ends_at_once(default_model_path: Path) -> None:

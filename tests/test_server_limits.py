@@ -1,17 +1,22 @@
 """What the server takes on: keys, lengths, queue, connections, origins; and that nobody waits for a step meanwhile."""
 
 import asyncio
+import json
+import re
 import time
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from support.http_server import NAME, Host, Served
+from support.http_server import NAME, Host, Served, within
+from support.raw_http import connected, posted, rest
 
 from twostep.model.loaded import LoadedModel
 from twostep.model.metadata import Metadata
 from twostep.model.template import TEMPLATE_KEY
+from twostep.model.tokenizer import Tokenizer
+from twostep.server.bodies import Bodies
 
 SHORT: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 2}
 LONG: dict[str, Any] = {**SHORT, "max_tokens": 4000, "ignore_eos": True}
@@ -51,12 +56,13 @@ def test_other_origins_only_if_asked(server_host: Host, server: Served) -> None:
     assert "access-control-allow-origin" not in complete(server, SHORT, headers=page).headers
     with server_host.front(cors_origins=("https://chat.example",), api_keys=("key",)) as front:
         refused = complete(front, SHORT, headers=page)
-        asks = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        named = "authorization,x-stainless-os"
+        asks = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": named}
         preflight = httpx.options(f"{front.url}/v1/completions", headers=asks)
         other = complete(front, SHORT, headers={"Origin": "https://other.example"})
     assert refused.headers["access-control-allow-origin"] == "https://chat.example"
     assert refused.status_code == 401
-    assert preflight.status_code == 200
+    assert (preflight.status_code, preflight.headers["access-control-allow-headers"]) == (200, named)
     assert "access-control-allow-origin" not in other.headers
 
 
@@ -73,6 +79,58 @@ def test_long_bodies(server_host: Host) -> None:
             in_pieces = httpx.post(f"{front.url}{path}", content=iter([b"x" * 100] * 11))
             assert_error(in_pieces, 413, "body_too_long")
         assert front.state.places.taken == 0
+
+
+def test_long_bodies_share_their_room(server_host: Host) -> None:
+    """One that is late keeps out other long ones, not short ones."""
+    with server_host.front() as front:
+        front.state.bodies = Bodies(max_bytes=200_000, long_bytes=200_000)
+        with connected(front.url) as late:
+            late.sendall(posted("/tokenize", b"x" * 150_000)[:-1])
+            assert within(10, lambda: front.state.bodies.held >= 149_000)
+            full = httpx.post(f"{front.url}/tokenize", json={"prompt": "x" * 100_000})
+            short = complete(front, SHORT)
+        assert within(10, lambda: front.state.bodies.held == 0)
+        again = httpx.post(f"{front.url}/tokenize", json={"prompt": "x" * 100_000}, timeout=30)
+    assert_error(full, 429, "queue_full")
+    assert short.status_code == again.status_code == 200
+
+
+WORDS = "The tortoise and the hare. "
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "numbers"),
+    [
+        ("/v1/completions", {"prompt": [7] * 8193}, "prompt", {"8193", "8192"}),
+        ("/v1/completions", {"prompt": [[7], [7] * 8193]}, "prompt", {"8193", "8192"}),
+        ("/v1/completions", {"prompt": WORDS * 30_000}, "prompt", {"810000", "8192", "81", "663552"}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": WORDS * 30_000}]},
+            "messages",
+            {"8192", "81", "663552"},
+        ),
+        ("/detokenize", {"tokens": [7] * 8193}, "tokens", {"8193", "8192"}),
+    ],
+)
+def test_what_is_far_too_long_is_refused_before_it_is_worked_on(
+    server: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str, numbers: set[str]
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    reply = httpx.post(f"{server.url}{path}", json=body, timeout=30)
+    assert_error(reply, 400, "context_length_exceeded")
+    assert reply.json()["error"]["param"] == param
+    assert numbers <= set(re.findall("[0-9]+", reply.json()["error"]["message"]))
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": WORDS * 40_000}, {"messages": [{"role": "user", "content": WORDS * 40_000}]}]
+)
+def test_texts_to_tokenise_have_a_limit_of_their_own(server: Served, body: dict[str, Any]) -> None:
+    reply = httpx.post(f"{server.url}/tokenize", json=body, timeout=30)
+    assert_error(reply, 413, "text_too_long")
+    assert "1048576" in reply.json()["error"]["message"]
 
 
 def test_a_full_queue(server_host: Host) -> None:
@@ -108,6 +166,28 @@ def test_too_many_connections(server_host: Host) -> None:
     assert [reply.status_code for reply in replies] == [200, 200, 503]
     assert_error(replies[2], 503, "too_many_connections")
     assert watched.status_code == 200
+
+
+def test_what_is_no_http_gets_an_error_object(server: Served) -> None:
+    with connected(server.url) as client:
+        client.sendall(b"\x16\x03\x01\x02\x00\x01 is how TLS begins\r\n\r\n")
+        head, _, body = rest(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert "HTTP/1.1" in json.loads(body)["error"]["message"]
+
+
+def test_nobody_is_sent_elsewhere(server: Served) -> None:
+    """Not to an address made of what the client says of ours."""
+    root = httpx.get(f"{server.url}/", headers={"Host": "evil.example"})
+    slash = httpx.get(f"{server.url}/docs/", headers={"Host": "evil.example"})
+    assert (root.status_code, root.headers["location"]) == (307, "/docs")
+    assert slash.status_code == 404
+
+
+def test_nothing_to_tokenise(server: Served) -> None:
+    message = httpx.post(f"{server.url}/tokenize", json={}).json()["error"]["message"]
+    assert "prompt" in message
+    assert "messages" in message
 
 
 # --- models -------------------------------------------------------------------------------------------------------
@@ -167,8 +247,8 @@ async def _latencies_s(url: str, busy: "asyncio.Task[Any]") -> list[float]:
     ("path", "body"),
     [
         ("/v1/completions", {**SHORT, "max_tokens": 1, "prompt": [5000, 6000] * 350}),
-        ("/tokenize", {"prompt": "The tortoise and the hare. " * 100_000}),
-        ("/v1/completions", {**SHORT, "prompt": "The tortoise and the hare. " * 100_000}),
+        ("/tokenize", {"prompt": WORDS * 38_000}),
+        ("/v1/completions", {**SHORT, "prompt": WORDS * 24_000}),
     ],
     ids=["long prefill", "long text to tokenise", "long text that does not fit"],
 )

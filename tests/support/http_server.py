@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,3 +104,13 @@ async def _wind_up() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()
+
+
+def within(seconds: float, what: Callable[[], bool]) -> bool:
+    """Whether it comes true by then."""
+    deadline_s = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True

@@ -6,6 +6,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
 from twostep.errors import TwostepError
@@ -36,6 +37,7 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
         },
     )
     app.state.model_folder = state.model.path.parent
+    app.router.redirect_slashes = False  # to an address that it makes of the Host header, which is the client's word
     return app
 
 
@@ -57,6 +59,7 @@ def _routes(state: ServerState) -> list[Route]:
         Route("/metrics", observations.metrics),
         Route("/openapi.json", serve_document),
         Route("/docs", serve_page),
+        Route("/", RedirectResponse("/docs")),
     ]
 
 
@@ -67,12 +70,11 @@ def _middleware(state: ServerState, connections: Callable[[], int]) -> list[Midd
         Middleware(Gate, api_keys=config.api_keys, connections=connections, max_connections=config.max_connections)
     ]
     if config.cors_origins:
-        headers = ["Authorization", "Content-Type"]
         cors = Middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=headers,
+            allow_headers=["*"],  # clients send many of their own, such as x-stainless-os
             expose_headers=["X-Request-Id"],
         )
         layers.insert(0, cors)

@@ -1,8 +1,16 @@
-"""Bodies of requests: read whole, within limits of length and time, and JSON."""
+"""Bodies of requests: read whole, within limits of length and time, and understood in threads.
+
+Some 100 bytes of attack can ask for seconds of work and many MB. So bodies share bounded room, from their first byte
+until nobody works on them, and few threads. Short ones have threads of their own: they never wait for long ones.
+"""
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from threading import Lock
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -10,37 +18,119 @@ from twostep.openai_api.errors import ApiError
 from twostep.server.flights import ClientGoneError
 
 READ_S = 60.0
-"""How long a client may take to send a body: meanwhile it holds a place."""
+"""How long a client may take to send a body."""
+
+SHORT_BYTES = 64 << 10
+"""Bodies up to this length are always read: uvicorn reads as much of each before anybody asks for it, and connections
+are limited."""
+
+LONG_BYTES = 64 << 20
+"""All longer bodies together."""
+
+THREADS = 2
+"""For short bodies, and as many for long ones."""
+
+T = TypeVar("T")
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Raises `ApiError` with status 413 or 408, `ClientGoneError`."""
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        raise _too_long(max_bytes)
-    try:
-        async with asyncio.timeout(READ_S):
-            return await _read(request, max_bytes)
-    except TimeoutError:
-        raise ApiError(f"the body did not come within {READ_S:.0f} s", status=408) from None
-    except ClientDisconnect:
-        raise ClientGoneError from None
+class Bodies:
+    """All that are being read or understood."""
+
+    def __init__(self, max_bytes: int, long_bytes: int = LONG_BYTES) -> None:
+        """`max_bytes` is the longest of one, `long_bytes` that of all which are not short."""
+        self._max_bytes, self._long_bytes = max_bytes, max(long_bytes, max_bytes)
+        self._short = ThreadPoolExecutor(THREADS, "short body")
+        self._long = ThreadPoolExecutor(THREADS, "long body")
+        self.held = 0
+        """Bytes of long ones."""
+        self._lock = Lock()
+
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator["Body"]:
+        """For as long as the block lasts. Raises `ApiError` with status 413, 408 or 429, `ClientGoneError`."""
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal():
+            self._check_length(int(announced))
+        body = Body(self)
+        try:
+            await body.fill(request)
+            yield body
+        finally:
+            body.leave()
+
+    def hold(self, body: "Body", length: int) -> None:
+        """The body has come so far. Raises `ApiError`."""
+        self._check_length(length)
+        if length <= SHORT_BYTES:
+            return
+        if self.held + length - body.held > self._long_bytes:
+            problem = f"bodies longer than {SHORT_BYTES} bytes have {self._long_bytes} in all, which are taken"
+            raise ApiError(f"{problem}; try again later", status=429, code="queue_full")
+        self._add(length - body.held)
+        body.held = length
+
+    def give_back(self, body: "Body") -> None:
+        """From any thread."""
+        self._add(-body.held)
+        body.held = 0
+
+    def threads(self, length: int) -> ThreadPoolExecutor:
+        """Those that work on bodies of such a length."""
+        return self._short if length <= SHORT_BYTES else self._long
+
+    def close(self) -> None:
+        """Work that has not begun never will."""
+        for pool in (self._short, self._long):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _add(self, length: int) -> None:
+        with self._lock:
+            self.held += length
+
+    def _check_length(self, length: int) -> None:
+        if length > self._max_bytes:
+            problem = f"the body is too long; at most {self._max_bytes} bytes are read"
+            raise ApiError(problem, status=413, code="body_too_long")
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            raise _too_long(max_bytes)
-    return bytes(body)
+class Body:
+    """One of them."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self._content = bytearray()
+        self._work: Future[Any] | None = None
+        self.held = 0
+        """Bytes that it holds of the room for long ones."""
+
+    async def fill(self, request: Request) -> None:
+        """Reads it. Raises `ApiError`, `ClientGoneError`."""
+        try:
+            async with asyncio.timeout(READ_S):
+                async for piece in request.stream():
+                    self._bodies.hold(self, len(self._content) + len(piece))
+                    self._content += piece
+        except TimeoutError:
+            raise ApiError(f"the body did not come within {READ_S:.0f} s", status=408) from None
+        except ClientDisconnect:
+            raise ClientGoneError from None
+
+    async def understood(self, understand: Callable[[bytearray], T]) -> T:
+        """What `understand` makes of it, in a thread. Whoever is cancelled meanwhile does not wait for the thread; work
+        that has not begun never will."""
+        work = self._bodies.threads(len(self._content)).submit(understand, self._content)
+        self._work = work
+        return await asyncio.wrap_future(work)
+
+    def leave(self) -> None:
+        """Nobody waits for it any more. Its room is free once no thread works on it."""
+        if self._work is None or self._work.done() or self._work.cancel():
+            self._bodies.give_back(self)
+        else:
+            self._work.add_done_callback(lambda _: self._bodies.give_back(self))
 
 
-def _too_long(max_bytes: int) -> ApiError:
-    return ApiError(f"the body is too long; at most {max_bytes} bytes are read", status=413, code="body_too_long")
-
-
-def parse(body: bytes) -> Any:
+def parse(body: bytes | bytearray) -> Any:
     """JSON as Python's objects. Raises `ApiError`."""
     try:
         return json.loads(body)

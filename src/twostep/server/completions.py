@@ -1,6 +1,5 @@
 """`/v1/chat/completions` and `/v1/completions`: a request's way from its body to its last byte."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from twostep.errors import TwostepError
 from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.requests import ApiRequest, read_request
 from twostep.openai_api.responses import ID_PREFIX, response_body
-from twostep.server.bodies import parse, read_body
+from twostep.server.bodies import Body, parse
+from twostep.server.connections import ABORT
 from twostep.server.errors import IN_LEDGER, api_error
 from twostep.server.flights import ClientGoneError, Flight
 from twostep.server.ledger import LEFT, Reply
@@ -38,10 +38,17 @@ class Completions:
         """Raises `TwostepError` if the request fails before anything was sent."""
         state = self._state
         client, _ = state.engine()
-        with state.places.take() as place, suppress(ClientGoneError):
-            body = await read_body(Request(scope, receive), state.config.max_body_bytes)
-            exchange = Exchange(state, client, scope, send)
-            async with exchange.accounted(), state.flights.one(receive, state.config.request_timeout_s) as flight:
+        with suppress(ClientGoneError):
+            async with state.bodies.read(Request(scope, receive)) as body:
+                exchange = Exchange(state, client, scope, send)
+                async with exchange.accounted():
+                    await self._run(exchange, body, receive)
+
+    async def _run(self, exchange: "Exchange", body: Body, receive: Receive) -> None:
+        """With a place, which is free again before the client is told of an error: it may not listen."""
+        state = self._state
+        with state.places.take() as place:
+            async with state.flights.one(receive, state.config.request_timeout_s) as flight:
                 await exchange.run(body, place, flight)
 
 
@@ -56,9 +63,9 @@ class Exchange:
         self._form_ns: int | None = None
         self._submitted: _Submitted | None = None
 
-    async def run(self, body: bytes, place: Place, flight: Flight) -> None:
+    async def run(self, body: Body, place: Place, flight: Flight) -> None:
         """Understands the body, has it answered and sends the reply."""
-        request = await asyncio.to_thread(self._understand, body)
+        request = await body.understood(self._understand)
         flight.limit(request.timeout_s)
         await self._check_form(request)
         place.widen(len(request.prompts) * request.params.n)
@@ -86,9 +93,10 @@ class Exchange:
             if not begun:
                 raise told from None
 
-    def _understand(self, body: bytes) -> ApiRequest:
+    def _understand(self, body: bytearray) -> ApiRequest:
         """In a thread: a long prompt takes long to tokenise."""
-        return read_request(self._path, parse(body), self._state.model, self._state.names)
+        state = self._state
+        return read_request(self._path, parse(body), state.model, state.names, state.room)
 
     async def _check_form(self, request: ApiRequest) -> None:
         """Of a new one this takes as long as many a prompt: the bill has a line for it."""
@@ -110,7 +118,7 @@ class Exchange:
         created_s, received_ns = int(self._arrived_s), self._received_ns
         if request.stream:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
-            return EventStream(self._send, self._id(request), chunks)
+            return EventStream(self._send, self._id(request), chunks, self._scope["state"][ABORT])
         body = partial(
             response_body,
             request,

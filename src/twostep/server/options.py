@@ -96,7 +96,7 @@ SETTINGS = (
     Setting("served_model_name", "server", TEXT, "NAME", "what requests call the model (default: MODEL)"),
     Setting("max_queue", "server", INTEGER, "N", "requests that may wait (default: 256)"),
     Setting("max_connections", "server", INTEGER, "N", "open at a time (default: 1024)"),
-    Setting("max_body_bytes", "server", INTEGER, "N", "longest body of a request (default: 16 MiB)"),
+    Setting("max_body_bytes", "server", INTEGER, "N", "longest body of a request (default: 4 MiB)"),
     Setting("request_timeout_s", "server", NUMBER, "S", "a request ends at the latest after so long (default: never)"),
     Setting("drain_s", "server", NUMBER, "S", "how long SIGTERM lets requests finish (default: 30)"),
     Setting("stall_s", "server", NUMBER, "S", "without a step for so long the server is not alive (default: 60)"),

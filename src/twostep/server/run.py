@@ -21,11 +21,12 @@ from twostep.model.loaded import open_model
 from twostep.openai_api.errors import ApiError
 from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
+from twostep.server.connections import LOOK_S, Connection
 from twostep.server.state import ServerState
 from twostep.turns import take_short_turns
 
 CLOSE_S = 5
-"""How long connections may take to close, once every request has had its reply."""
+"""How long clients may take to read what they were sent, once every request has had its reply."""
 
 KEEP_ALIVE_S = 75
 """How long an idle connection is kept: longer than clients keep theirs, so that none is closed as they write to it."""
@@ -101,7 +102,7 @@ async def _load(state: ServerState, engine_config: EngineConfig) -> Ready:
 
 def _prepare(state: ServerState) -> None:
     """So that the first request does not wait for it. A model without a template is for completions."""
-    _ = state.model.tokenizer
+    _ = state.model.tokenizer.longest_token_bytes
     with suppress(TwostepError):
         _ = state.model.template
 
@@ -121,14 +122,14 @@ class Front(uvicorn.Server):
     def __init__(self, state: ServerState) -> None:
         config = uvicorn.Config(
             create_app(state, lambda: len(self.server_state.connections)),
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=CLOSE_S,
+            timeout_graceful_shutdown=2 * CLOSE_S,  # never needed: see `shutdown`
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         super().__init__(config)
@@ -142,6 +143,33 @@ class Front(uvicorn.Server):
             self._state.draining, self._signalled_s = True, monotonic()
         elif monotonic() - self._signalled_s > ONE_SIGNAL_S:
             os._exit(128 + sig)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Until its end."""
+        looking = asyncio.create_task(self._look_after_connections())
+        try:
+            await super().serve(sockets)
+        finally:
+            looking.cancel()
+
+    async def _look_after_connections(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for connection in self._connections():
+                connection.look()
+
+    def _connections(self) -> list[Connection]:
+        return [one for one in self.server_state.connections if isinstance(one, Connection)]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Whoever has not read its reply by then is left: uvicorn would wait for it, and then cancel what we await."""
+        leave = asyncio.get_running_loop().call_later(CLOSE_S, self._abort_connections)
+        await super().shutdown(sockets)
+        leave.cancel()
+
+    def _abort_connections(self) -> None:
+        for connection in self._connections():
+            connection.abort()
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: whether to close."""

@@ -11,6 +11,8 @@ from twostep.engine.client import EngineClient
 from twostep.engine.messages import Ready
 from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError
+from twostep.openai_api.room import Room
+from twostep.server.bodies import Bodies
 from twostep.server.config import ServerConfig
 from twostep.server.flights import Flights
 from twostep.server.forms import FormCheck
@@ -41,9 +43,12 @@ class ServerState:
     ledger: Ledger = field(init=False)
     traffic: TrafficRecorder | None = field(init=False)
     refusals: RefusalsLog | None = field(init=False)
+    bodies: Bodies = field(init=False)
     client: EngineClient | None = None
     ready: Ready | None = None
     """Both None while the model is being loaded."""
+    room: Room = field(default_factory=lambda: Room(0, 0))
+    """For prompts."""
     draining: bool = False
     """No new requests are taken on: the server is about to end."""
     places: Places = field(default_factory=lambda: Places(0))
@@ -55,6 +60,7 @@ class ServerState:
     _unknown: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.bodies = Bodies(self.config.max_body_bytes)
         log = self.config.log
         lines = None if log == "off" else LogLines(sys.stderr, as_json=log == "json")
         logs = [] if lines is None else [RequestsLog(lines).write]
@@ -70,9 +76,11 @@ class ServerState:
         client.unawaited = self.ledger.late
         client.ping()  # so that there are metrics before the first request
         self.places = Places(ready.settings.seats + self.config.max_queue)
+        self.room = Room.of(ready.longest, self.model.tokenizer)
 
     def close(self) -> None:
         """Nothing is served any more."""
+        self.bodies.close()
         if self.traffic is not None:
             self.traffic.close()
         if self.refusals is not None:

@@ -1,5 +1,6 @@
 """The two ways in which a reply leaves: as server-sent events while it comes, or whole as JSON."""
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,6 +17,9 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would collect tokens otherwise
 ]
+
+TELL_S = 1.0
+"""How long a client that is told of an error may take to take it. By then it may have stopped reading long ago."""
 
 
 class Sender(Protocol):
@@ -37,8 +41,9 @@ class Sender(Protocol):
 class EventStream:
     """Headers leave with the first event: what is refused before has a status of its own."""
 
-    def __init__(self, send: Send, id_: str, chunks: Chunks) -> None:
-        self._send, self._id, self._chunks = send, id_, chunks
+    def __init__(self, send: Send, id_: str, chunks: Chunks, abort: Callable[[], None]) -> None:
+        """`abort` ends the connection at once."""
+        self._send, self._id, self._chunks, self._abort = send, id_, chunks, abort
         self._begun = False
 
     async def event(self, prompt: int, event: Event) -> None:
@@ -52,7 +57,11 @@ class EventStream:
 
     async def fail(self, error: ApiError) -> bool:
         if self._begun:
-            await self._write(error_event(error) + DONE, more=False)
+            try:
+                async with asyncio.timeout(TELL_S):
+                    await self._write(error_event(error) + DONE, more=False)
+            except TimeoutError:
+                self._abort()
         return self._begun
 
     async def _write(self, data: bytes, more: bool = True) -> None:

@@ -1,7 +1,7 @@
 """`/tokenize` and `/detokenize`, in vLLM's form."""
 
-import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -13,8 +13,12 @@ from twostep.openai_api.errors import ApiError, refusal
 from twostep.openai_api.fields import Fields
 from twostep.openai_api.prompts import chat_prompt, token_ids
 from twostep.openai_api.requests import model_name
-from twostep.server.bodies import parse, read_body
+from twostep.openai_api.room import text_bytes
+from twostep.server.bodies import parse
 from twostep.server.state import ServerState
+
+MAX_TEXT_BYTES = 1 << 20
+"""Longest text to tokenise: it need not fit the context, but a thread works on it for a third of a second."""
 
 
 class Tokens:
@@ -32,22 +36,25 @@ class Tokens:
         return await self._answer(request, self._detokenize)
 
     async def _answer(self, request: Request, translate: Callable[[Fields], dict[str, Any]]) -> Response:
-        """In a thread: long texts take long."""
-        self._state.engine()
-        with self._state.places.take():
-            body = await read_body(request, self._state.config.max_body_bytes)
-            reply, unknown = await asyncio.to_thread(self._translate, body, translate)
-        self._state.note_unknown(unknown)
-        return JSONResponse(reply)
+        """In a thread: long texts take long. It takes no place in the queue: the engine has no part in it."""
+        state = self._state
+        state.engine()
+        async with (
+            state.bodies.read(request) as body,
+            state.flights.one(request.receive, state.config.request_timeout_s),
+        ):
+            reply, unknown = await body.understood(partial(self._translate, translate=translate))
+        state.note_unknown(unknown)
+        return reply
 
     def _translate(
-        self, body: bytes, translate: Callable[[Fields], dict[str, Any]]
-    ) -> tuple[dict[str, Any], Iterable[str]]:
+        self, body: bytearray, translate: Callable[[Fields], dict[str, Any]]
+    ) -> tuple[Response, Iterable[str]]:
         """The reply, and fields that nobody knows."""
         try:
             fields = Fields(parse(body))
             model_name(fields, self._state.names)
-            return translate(fields), fields.rest()
+            return JSONResponse(translate(fields)), fields.rest()
         except RecursionError:
             raise ApiError("the body is nested too deeply") from None
         except TwostepError as error:
@@ -67,12 +74,26 @@ class Tokens:
     def _tokens(self, fields: Fields) -> list[int]:
         prompt = fields.take("prompt")
         if prompt is None:
-            return list(chat_prompt(fields, self._state.model))
+            return self._chat_tokens(fields)
         if not isinstance(prompt, str):
             raise ApiError(f"prompt is {shown(prompt)}; it has to be a string", param="prompt")
+        _check_text(prompt, "prompt")
         add_bos = None if fields.flag("add_special_tokens", True) else False
         return self._state.model.tokenizer.encode(prompt, special=True, add_bos=add_bos)
 
+    def _chat_tokens(self, fields: Fields) -> list[int]:
+        if "messages" not in fields:
+            raise ApiError("there is neither prompt (a text) nor messages (a conversation); one is needed")
+        return list(chat_prompt(fields, self._state.model, check_text=_check_text))
+
     def _detokenize(self, fields: Fields) -> dict[str, Any]:
-        tokenizer = self._state.model.tokenizer
-        return {"prompt": tokenizer.decode(token_ids(fields.take("tokens"), "tokens", tokenizer), skip_special=False)}
+        tokenizer, tokens = self._state.model.tokenizer, fields.take("tokens")
+        if isinstance(tokens, list):
+            self._state.room.check_ids(tokens, "tokens")
+        return {"prompt": tokenizer.decode(token_ids(tokens, "tokens", tokenizer), skip_special=False)}
+
+
+def _check_text(text: str, param: str) -> None:
+    if (length := text_bytes(text)) > MAX_TEXT_BYTES:
+        problem = f"{param} has {length} bytes of text; at most {MAX_TEXT_BYTES} are tokenised"
+        raise ApiError(problem, status=413, param=param, code="text_too_long")
