@@ -41,8 +41,8 @@ class ServerConfig:
     max_connections: int = 1024
     """Open at a time; whoever comes then is sent away."""
     max_body_bytes: int = 4 << 20
-    """Longest body of a request: 32 bytes for each token of a context of 131 072. The parser of JSON does not pause: for
-    each MB nobody else is answered for up to 35 ms."""
+    """Longest body of a request: 32 bytes for each token of a context of 131 072. The parser of JSON does not pause:
+    for each MB nobody else is answered for up to 35 ms."""
     request_timeout_s: float | None = None
     """A request ends at the latest so long after it came; None: never."""
     drain_s: float = 30.0
