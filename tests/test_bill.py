@@ -130,6 +130,17 @@ def test_the_verdict_names_what_took_longest(limit: str, changes: dict[str, int]
     assert sum(verdict["limits_ns"].values()) == whole_ns
 
 
+def test_the_verdict_says_how_often_a_prompt_was_cut_and_why() -> None:
+    share, longest = Reason(Why.LEAST_SHARE), Reason(Why.LONGEST_STEP, (250 * MS, 180 * MS))
+    chunks = tuple(
+        ChunkTime(at * MS, (at + 1) * MS, 16, at, position=16 * at, kernel_ns=MS, alone_ns=MS, reason=reason)
+        for at, reason in enumerate([share, share, longest, Reason(Why.WHOLE)])
+    )
+    line = Timeline(0, 0, chunks, (4 * MS,), (), 4 * MS)
+    words = bill(reply(output(line), submitted_ns=0))["verdict"]["words"]
+    assert "computing its prompt, cut into 4 chunks (in 2 of them by: no budget left)" in words
+
+
 def test_the_check_of_a_form_is_not_tokenising() -> None:
     made = reply(output(WHOLE), received_ns=1 * MS, form_ns=2 * MS, submitted_ns=4 * MS)
     [itemised] = assert_exact(made)

@@ -1,5 +1,6 @@
 """Which limit held a request most, in one line, from the lines of its bill."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -64,7 +65,18 @@ def _because(limit: str, lines: Iterable[_Line]) -> str:
     if limit == "answers":
         [last] = [line.details for line in lines if "answers" in line.parts]
         return f": prompt {last['last_prompt']}, choice {last['last_index']}"
+    if limit == "arithmetic":
+        return _cut(lines)
     return _longest(lines) if limit == "queue" else ""
+
+
+def _cut(lines: Iterable[_Line]) -> str:
+    """Into how many chunks the prompt was cut, and what most often cut it: each costs something of its own."""
+    reasons = [line.details["reason"] for line in lines if "prefill" in line.parts]
+    if len(reasons) < 2:
+        return ""
+    [(why, count)] = Counter(reason.partition(",")[0].partition(":")[0] for reason in reasons[:-1]).most_common(1)
+    return f", cut into {len(reasons)} chunks (in {count} of them by: {why})"
 
 
 def _longest(lines: Iterable[_Line]) -> str:
