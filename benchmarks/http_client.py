@@ -28,6 +28,8 @@ class Reply:
     last_s: float
     received: bytes
     """As it came, with its head."""
+    connected_s: float | None = None
+    """When there was a connection; None where that was not looked at."""
     arrivals: Sequence[tuple[int, float]] = ()
     """How many bytes were there at which time, after each piece."""
 
@@ -72,13 +74,15 @@ async def fetch(port: int, path: str, body: bytes | None = None, note: Note | No
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
             transport, exchange = await loop.create_connection(lambda: _Exchange(note), HOST, port)
+            connected_s = perf_counter()
             transport.write(_request(path, body))
             await exchange.ended
     except OSError as error:
         raise EngineError(f"{path}: {error or type(error).__name__}") from error
     if exchange.first_s is None:
         raise EngineError(f"closed the connection of {path} without an answer")
-    return Reply(asked_s, exchange.first_s, perf_counter(), b"".join(exchange.pieces), exchange.arrivals)
+    received = b"".join(exchange.pieces)
+    return Reply(asked_s, exchange.first_s, perf_counter(), received, connected_s, exchange.arrivals)
 
 
 def _request(path: str, body: bytes | None) -> bytes:

@@ -2,18 +2,19 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from benchmarks import http_load
 from benchmarks.completions import asks
+from benchmarks.errors import EngineError
 from benchmarks.http_client import Reply
 from benchmarks.http_load import Ask
 from benchmarks.jobs import Job
 from benchmarks.progress import say
 from benchmarks.prompts import prompt
-from twostep.metrics.summary import percentile
+from twostep.metrics.summary import Summary, summarise
 
 WORDS = ("river", "stone", "morning", "letter", "garden", "window", "music", "winter", "people", "because", "under")
 PAUSE_S = 0.05
@@ -33,27 +34,17 @@ QUICK = Effort(singles=4, words=8, prefill=600, runs=1)
 
 
 @dataclass(frozen=True)
-class Percentiles:
-    """Of `n` values, in milliseconds."""
-
-    median: float
-    p90: float
-    p99: float
-    max: float
-    n: int
-
-
-@dataclass(frozen=True)
 class Idle:
     """Streamed chat requests of `words` words, one at a time."""
 
     words: int
-    first_byte: Percentiles
+    first_byte: Summary
     """From connecting to the first byte of the reply's body."""
-    added: Percentiles
-    """That without the engine's time from the beginning of its first step to the first token."""
-    before_step: Percentiles
-    """Of what is added: from the request's arrival to the first step. The rest is the connection and the way back."""
+    added: Summary
+    """That without connecting and the engine's time, from the beginning of its first step to the first token."""
+    connecting: Summary
+    before_step: Summary
+    """Of what is added: from the request's arrival to the first step. The rest is the way there, and back."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,7 @@ class Health:
 
     prefill: int
     """Tokens of the prompt that is computed meanwhile."""
-    latency: Percentiles
+    latency: Summary
     client_cores: float
     """What the client that asks takes of one CPU."""
 
@@ -72,16 +63,20 @@ def measure_idle(clients: Executor, port: int, effort: Effort) -> Idle:
     clients.submit(http_load.closed_loop, port, warm).result()
     load = clients.submit(http_load.closed_loop, port, asked, pause_s=PAUSE_S).result()
     found = idle(effort.words, load.replies)
-    say(f"front end adds {found.added.median:.2f} ms to the first token")
+    say(f"front end adds {found.added.p50:.2f} ms to the first token")
     return found
 
 
 def idle(words: int, replies: Sequence[Reply]) -> Idle:
     timings = [reply.timings() for reply in replies]
-    first_ms = [1000 * (reply.first_s - reply.asked_s) for reply in replies]
-    added_ms = [first - times["prompt_ms"] for first, times in zip(first_ms, timings, strict=True)]
-    before_ms = [times["ttft_ms"] - times["prompt_ms"] for times in timings]
-    return Idle(words, percentiles(first_ms), percentiles(added_ms), percentiles(before_ms))
+    connecting_s = [(reply.connected_s or reply.asked_s) - reply.asked_s for reply in replies]
+    first_s = [reply.first_s - reply.asked_s for reply in replies]
+    added_s = [
+        first - connecting - times["prompt_ms"] / 1000
+        for first, connecting, times in zip(first_s, connecting_s, timings, strict=True)
+    ]
+    before_s = [(times["ttft_ms"] - times["prompt_ms"]) / 1000 for times in timings]
+    return Idle(words, summary_ms(first_s), summary_ms(added_s), summary_ms(connecting_s), summary_ms(before_s))
 
 
 def measure_health(clients: Executor, port: int, effort: Effort) -> Health:
@@ -91,22 +86,24 @@ def measure_health(clients: Executor, port: int, effort: Effort) -> Health:
         [ask] = asks([Job(prompt(effort.prefill, "health", run), 1)])
         loads.append(clients.submit(http_load.health_during, port, ask, PROBE_PAUSE_S).result())
         say(f"{len(loads[-1].replies) - 1} probes of /health in a prefill of {loads[-1].wall_s:.1f} s")
-    latencies_ms = [latency for load in loads for latency in _probes_ms(load.replies)]
+    latencies_s = [latency for load in loads for latency in _probes_s(load.replies)]
     shares = [load.cpu_s / load.wall_s for load in loads]
-    return Health(effort.prefill, percentiles(latencies_ms), max(shares))
+    return Health(effort.prefill, summary_ms(latencies_s), max(shares))
 
 
-def _probes_ms(replies: Sequence[Reply]) -> list[float]:
+def _probes_s(replies: Sequence[Reply]) -> list[float]:
     """The first is the prefill's own."""
     for reply in replies:
         reply.body()
-    return [1000 * (reply.last_s - reply.asked_s) for reply in replies[1:]]
+    return [reply.last_s - reply.asked_s for reply in replies[1:]]
 
 
-def percentiles(values: Sequence[float]) -> Percentiles:
-    """Raises `IndexError` for no values."""
-    median, p90, p99, most = (percentile(values, percent) for percent in (50, 90, 99, 100))
-    return Percentiles(median, p90, p99, most, len(values))
+def summary_ms(seconds: Iterable[float]) -> Summary:
+    """In milliseconds. Raises `EngineError` for no values."""
+    found = summarise(1000 * value for value in seconds)
+    if found is None:
+        raise EngineError("nothing was measured")
+    return found
 
 
 def _chats(count: int, words: int, kind: str) -> list[Ask]:

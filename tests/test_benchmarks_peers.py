@@ -38,7 +38,7 @@ def reply(pieces: Sequence[bytes]) -> Reply:
     for second, piece in enumerate(pieces, 1):
         total += len(piece)
         arrivals.append((total, float(second)))
-    return Reply(0.5, 1.0, float(len(pieces)), b"".join(pieces), arrivals)
+    return Reply(0.5, 1.0, float(len(pieces)), b"".join(pieces), arrivals=arrivals)
 
 
 def chunked(*bodies: bytes) -> list[bytes]:

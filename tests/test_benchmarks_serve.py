@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,16 +104,13 @@ def test_the_ratio_is_that_of_runs_one_after_the_other() -> None:
     assert found.resident_mb == (80, 300)
 
 
-def test_added_is_what_the_client_waited_for_beside_the_engines_steps() -> None:
-    found = serving_front.idle(80, [reply(streamed(TIMINGS), first_s=1.0 + ms / 1000) for ms in (92, 93, 98)])
-    assert (found.first_byte.median, found.added.n) == (pytest.approx(93), 3)
-    assert (found.added.median, found.added.max) == (pytest.approx(3), pytest.approx(8))
-    assert found.before_step.median == 1.5
-
-
-def test_percentiles_are_of_all_values() -> None:
-    found = serving_front.percentiles([float(value) for value in range(101)])
-    assert (found.median, found.p90, found.p99, found.max, found.n) == (50, 90, 99, 100, 101)
+def test_added_is_what_the_client_waited_for_beside_connecting_and_the_engines_steps() -> None:
+    replies = [replace(reply(streamed(TIMINGS), first_s=1.002 + ms / 1000), connected_s=1.002) for ms in (92, 93, 98)]
+    found = serving_front.idle(80, replies)
+    assert (found.first_byte.p50, found.added.n) == (pytest.approx(95), 3)
+    assert (found.connecting.p50, found.connecting.max) == (pytest.approx(2), pytest.approx(2))
+    assert (found.added.p50, found.added.max) == (pytest.approx(3), pytest.approx(8))
+    assert found.before_step.p50 == pytest.approx(1.5)
 
 
 def test_memory_and_cpu_time_are_read_from_the_kernels_texts() -> None:
@@ -150,7 +148,7 @@ def test_a_quick_measurement_yields_a_result_that_both_tables_can_be_made_of(tmp
     assert serve.main(["--quick", "--out", str(tmp_path / "serve-x.json")]) == 0
     [result] = results.read("serve", tmp_path)
     assert 0 < result["rates"]["cpu_client"]["median"] < result["rates"]["cpu_engine"]["median"] < 1.1
-    assert 0 < result["idle"]["before_step"]["median"] < result["idle"]["added"]["median"]
+    assert 0 < result["idle"]["before_step"]["p50"] < result["idle"]["added"]["p50"]
     assert result["health"]["latency"]["n"] > 1
     whole, short = report.serve(tmp_path), report.serve_readme(tmp_path)
     targets = [row for row in serve_tables.serve(result).splitlines() if not row.endswith("|  |")]
