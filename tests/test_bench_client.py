@@ -13,7 +13,7 @@ from twostep.bench.address import base_url
 from twostep.bench.client import Ask, connect
 from twostep.bench.counting import Arrival, spread, token_times
 from twostep.bench.failed import MAX_DETAIL, FailureError
-from twostep.bench.outcome import FailureKind, Outcome
+from twostep.bench.outcome import Counting, FailureKind, Outcome
 from twostep.bench.record import Server
 from twostep.bench.reply import StreamReply
 from twostep.bench.sse import SseParser
@@ -76,24 +76,24 @@ def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | N
 @pytest.mark.parametrize(
     ("chunks", "total", "times", "counted"),
     [
-        (arrivals(3, 4, 5), 3, (0, 10, 20), True),
-        (arrivals(3, 4, 5), None, (0, 10, 20), False),
-        (arrivals(3, 0, 5, mute=(1,)), 3, (0, 10, 20), True),
-        (arrivals(3, 0, 5, mute=(1,)), 2, (0, 20), True),
-        (arrivals(3, 0, 5, mute=(1,)), None, (0, 20), False),
-        (arrivals(2, 4), 8, (0, 0, 0, 10, 10, 10, 10, 10), False),
-        (arrivals(5, 5, 5), 2, (0, 10), False),
-        (arrivals(9, 9, stated=[1, 4]), 5, (0, 10, 10, 10, 10), True),
-        (arrivals(9, 9, stated=[1, 4]), None, (0, 10, 10, 10, 10), True),
-        (arrivals(9, 0, 9, stated=[1, 1, 1]), 3, (0, 10, 20), True),
-        (arrivals(9, 9, stated=[1, 4]), 2, (0, 10), True),
-        (arrivals(9, 9, stated=[1, 4]), 3, (0, 0, 10), False),
-        (arrivals(), 0, (), False),
-        (arrivals(), 5, (), False),
-        (arrivals(4), 0, (0,), False),
+        (arrivals(3, 4, 5), 3, (0, 10, 20), Counting.STATED),
+        (arrivals(3, 4, 5), None, (0, 10, 20), Counting.ASSUMED),
+        (arrivals(3, 0, 5, mute=(1,)), 3, (0, 10, 20), Counting.STATED),
+        (arrivals(3, 0, 5, mute=(1,)), 2, (0, 20), Counting.STATED),
+        (arrivals(3, 0, 5, mute=(1,)), None, (0, 20), Counting.ASSUMED),
+        (arrivals(2, 4), 8, (0, 0, 0, 10, 10, 10, 10, 10), Counting.SPREAD),
+        (arrivals(5, 5, 5), 2, (0, 10), Counting.SPREAD),
+        (arrivals(9, 9, stated=[1, 4]), 5, (0, 10, 10, 10, 10), Counting.STATED),
+        (arrivals(9, 9, stated=[1, 4]), None, (0, 10, 10, 10, 10), Counting.STATED),
+        (arrivals(9, 0, 9, stated=[1, 1, 1]), 3, (0, 10, 20), Counting.STATED),
+        (arrivals(9, 9, stated=[1, 4]), 2, (0, 10), Counting.STATED),
+        (arrivals(9, 9, stated=[1, 4]), 3, (0, 0, 10), Counting.SPREAD),
+        (arrivals(), 0, (), Counting.ASSUMED),
+        (arrivals(), 5, (), Counting.SPREAD),
+        (arrivals(4), 0, (0,), Counting.ASSUMED),
     ],
 )
-def test_times_of_tokens(chunks: list[Arrival], total: int | None, times: tuple[int, ...], counted: bool) -> None:
+def test_times_of_tokens(chunks: list[Arrival], total: int | None, times: tuple[int, ...], counted: Counting) -> None:
     assert token_times(chunks, total) == (times, counted)
 
 
@@ -112,7 +112,7 @@ def test_spreading_loses_nothing(total: int, weights: list[int]) -> None:
 
 def test_a_whole_answer() -> None:
     outcome = asked(stream(*THREE, usage(7, 3, cached_tokens=4), DONE))
-    assert (outcome.failure, len(outcome.token_ns), outcome.counted) == (None, 3, True)
+    assert (outcome.failure, len(outcome.token_ns), outcome.counted) == (None, 3, Counting.STATED)
     assert (outcome.input_tokens, outcome.cached_tokens, outcome.request_id) == (7, 4, "cmpl-1")
     assert outcome.sent_ns < outcome.token_ns[0] <= outcome.token_ns[-1] <= outcome.ended_ns
 
@@ -122,7 +122,7 @@ def test_a_chat_begins_with_a_role_and_may_think_and_call() -> None:
     parts = [delta(role="assistant", content=""), delta(reasoning_content="hm"), delta(content="a")]
     calls = [delta(tool_calls=[function]), delta(tool_calls=[{"function": {"arguments": "{}"}}]), delta("tool_calls")]
     outcome = asked(stream(*parts, *calls, usage(1, 4), DONE), tokens=4, endpoint="chat")
-    assert (outcome.failure, len(outcome.token_ns), outcome.counted) == (None, 4, True)
+    assert (outcome.failure, len(outcome.token_ns), outcome.counted) == (None, 4, Counting.STATED)
 
 
 def test_several_tokens_in_a_chunk_that_says_so() -> None:
@@ -131,7 +131,7 @@ def test_several_tokens_in_a_chunk_that_says_so() -> None:
     timed = [text("a", timings={"predicted_n": 2}), text("b", timings={"predicted_n": 3})]
     for chunks in ([event(one) for one in ids], running, timed):
         outcome = asked(stream(*chunks, text("", "length"), usage(2, 3), DONE))
-        assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, True, 3)
+        assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, Counting.STATED, 3)
         assert len(set(outcome.token_ns)) <= 2
 
 
@@ -139,7 +139,7 @@ def test_usage_with_the_end_of_the_answer_is_no_token() -> None:
     """As llama.cpp has it."""
     last = text("", "length", usage={"prompt_tokens": 2, "completion_tokens": 4})
     outcome = asked(stream(text("ab"), text("abcdef"), last, DONE), tokens=4)
-    assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, False, 4)
+    assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, Counting.SPREAD, 4)
 
 
 def test_a_stream_of_single_bytes() -> None:
@@ -299,7 +299,7 @@ def test_a_short_answer_is_whole_where_the_server_was_not_told_to_go_on() -> Non
 
 def test_uncounted_chunks_that_end_by_length_are_not_called_short() -> None:
     outcome = asked(stream(text("a b"), text("c d", "length"), DONE), tokens=4)
-    assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, False, 2)
+    assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, Counting.ASSUMED, 2)
 
 
 def test_a_server_that_has_gone() -> None:

@@ -15,7 +15,7 @@ from support.bench_runs import MS, S, outcome, queue, result, run
 
 from twostep.bench import report_run
 from twostep.bench.limits import parse_limits
-from twostep.bench.outcome import Failure, FailureKind
+from twostep.bench.outcome import Counting, Failure, FailureKind, Outcome
 from twostep.bench.record import Closed, End
 from twostep.bench.report import report, write_report
 from twostep.bench.report_cdf import POINTS
@@ -40,7 +40,7 @@ def by_hand() -> Run:
     return run(
         [
             outcome(0, 0, 100 * MS, 150 * MS, 160 * MS, input_tokens=90, cached_tokens=64, asked_output_tokens=3),
-            outcome(1, S, S + 200 * MS, S + 250 * MS, S + 260 * MS, counted=False),
+            outcome(1, S, S + 200 * MS, S + 250 * MS, S + 260 * MS, counted=Counting.SPREAD),
             outcome(2, 2 * S, 2 * S + 300 * MS),
             outcome(3, 3 * S, 3 * S + 100 * MS, ended_ns=4 * S, failure=BROKEN),
         ],
@@ -71,6 +71,22 @@ def test_a_run_in_the_terminal() -> None:
         "failed      1 connection dropped, such as: after 1 token",
         "sent late   p50 0.0, p99 0.0, max 0.0 ms",
     ]
+
+
+def test_how_tokens_were_counted_is_told_case_by_case() -> None:
+    ways = [Counting.STATED, Counting.ASSUMED, Counting.ASSUMED, Counting.SPREAD]
+    lines = {way: _tokens_out(outcome(0, 0, S, counted=way)) for way in Counting}
+    assert lines[Counting.STATED].endswith("1 came, counted by the server chunk by chunk")
+    assert lines[Counting.SPREAD].endswith("1 came, spread over chunks by their text in 1 of 1 replies")
+    assumed = "each chunk taken for one token, as the server gave no total,"
+    assert lines[Counting.ASSUMED].endswith(f"1 came, {assumed} in 1 of 1 replies")
+    mixed = _tokens_out(*(outcome(i, i * S, (i + 1) * S, counted=way) for i, way in enumerate(ways)))
+    assert mixed.endswith(f"spread over chunks by their text in 1 of 4 replies, {assumed} in 2 of 4 replies")
+
+
+def _tokens_out(*outcomes: Outcome) -> str:
+    [line] = [line for line in run_lines(run(outcomes)) if line.startswith("tokens out")]
+    return line
 
 
 def test_what_was_not_measured_is_a_dash_and_never_zero() -> None:

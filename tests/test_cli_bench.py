@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.http_server import Served
 
+from twostep.bench.outcome import Counting
 from twostep.bench.record import Closed, Open
 from twostep.bench.result import Result, read_result
 from twostep.bench.sweep import Ending
@@ -48,7 +49,10 @@ def test_a_server_at_several_loads(server: Served, tmp_path: Path, capsys: pytes
     assert [run.record.mode for run in result.runs] == [Closed(1), Closed(3)]
     for run in result.runs:
         assert run.summary.served == run.summary.met == 4
-        assert all(len(one.token_ns) == one.asked_output_tokens and one.counted for one in run.record.outcomes)
+        assert all(
+            len(one.token_ns) == one.asked_output_tokens and one.counted is Counting.STATED
+            for one in run.record.outcomes
+        )
         assert all(one.cached_tokens == 0 for one in run.record.outcomes), "prompts are new in every run"
     assert "clients" in printed
     assert page.read_text().startswith("<!DOCTYPE html>")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twostep.bench.counting import Arrival, token_times
-from twostep.bench.outcome import Failure, FailureKind, Outcome
+from twostep.bench.outcome import Counting, Failure, FailureKind, Outcome
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
 from twostep.metrics.summary import percentile, summarise
 
@@ -77,7 +77,7 @@ def test_a_role_is_no_token() -> None:
     tokens = [Arrival(at * MS, characters=4) for at in (50, 70)]
     token_ns, counted = token_times([role, *tokens], total=2)
     times = RequestTimes(0, token_ns, 80 * MS)
-    assert (times.ttft_s, in_ms(*times.itl_s), counted) == (0.050, [20], True)
+    assert (times.ttft_s, in_ms(*times.itl_s), counted) == (0.050, [20], Counting.STATED)
 
 
 # --- a load -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from twostep.bench.outcome import Counting
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -16,22 +18,22 @@ class Arrival:
     """Its tokens, if the server said so."""
 
 
-def token_times(arrivals: Sequence[Arrival], total: int | None) -> tuple[tuple[int, ...], bool]:
-    """When each token came, and whether the number of each chunk is known. `total` as the server counts, if it does.
+def token_times(arrivals: Sequence[Arrival], total: int | None) -> tuple[tuple[int, ...], Counting]:
+    """When each token came, and how the number of each chunk is known. `total` as the server counts, if it does.
 
-    Known: where all chunks with text say it and it adds up to the total, or where there is one chunk for each token.
+    Stated: where all chunks with text say it and it adds up to the total, or where there is one chunk for each token.
     Else the total is spread over the chunks with text, or, if there is none, each of these counts as one token.
     """
     spoken = [arrival for arrival in arrivals if arrival.characters]
     stated = [arrival.stated or 0 for arrival in arrivals]
     if sum(stated) and total in (None, sum(stated)) and all(arrival.stated is not None for arrival in spoken):
-        return _times(arrivals, stated), True
+        return _times(arrivals, stated), Counting.STATED
     if not total:
-        return _times(spoken, [1] * len(spoken)), False
+        return _times(spoken, [1] * len(spoken)), Counting.ASSUMED
     for single in (spoken, [arrival for arrival in arrivals if arrival.characters or arrival.is_mute]):
         if len(single) == total:
-            return _times(single, [1] * total), True
-    return _times(spoken, spread(total, [arrival.characters for arrival in spoken])), False
+            return _times(single, [1] * total), Counting.STATED
+    return _times(spoken, spread(total, [arrival.characters for arrival in spoken])), Counting.SPREAD
 
 
 def spread(total: int, weights: Sequence[int]) -> list[int]:

@@ -27,7 +27,7 @@ class FailureKind(StrEnum):
     """Fewer tokens than were asked for, where the server was told to ignore the end-of-sequence token."""
     EMPTY = "no token"
     CANCELLED = "cancelled"
-    """The run was ended before."""
+    """The run was ended while it was under way: it was cut, and is no failure of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,17 @@ class Failure:
     kind: FailureKind
     detail: str
     """One line, of at most 300 characters."""
+
+
+class Counting(StrEnum):
+    """How it is known which of a reply's tokens came in which chunk."""
+
+    STATED = "stated"
+    """The server said how many each chunk has, or as many as there are chunks."""
+    SPREAD = "spread"
+    """Its total was spread over the chunks by their text."""
+    ASSUMED = "assumed"
+    """It gave no total: each chunk with text was taken for one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +67,18 @@ class Outcome:
     """As the server counts them; None where it did not say."""
     cached_tokens: int | None = None
     """Of them, found in the prefix cache; None where the server did not say."""
-    counted: bool = True
-    """Whether the server said how many tokens each chunk has. Else its total was spread over the chunks by their text,
-    or each chunk was taken for one token."""
+    counted: Counting = Counting.STATED
+    """Of `token_ns`."""
     failure: Failure | None = None
     request_id: str = ""
     """The server's, so that its logs can be searched."""
 
+    @property
+    def cut(self) -> bool:
+        return self.failure is not None and self.failure.kind is FailureKind.CANCELLED
+
     def times(self) -> RequestTimes:
         """For the arithmetic. Tokens are the server's count if it gave one."""
         tokens = self.asked_input_tokens if self.input_tokens is None else self.input_tokens
-        kind = None if self.failure is None else str(self.failure.kind)
-        return RequestTimes(self.due_ns, self.token_ns, self.ended_ns, tokens, kind)
+        kind = None if self.failure is None or self.cut else str(self.failure.kind)
+        return RequestTimes(self.due_ns, self.token_ns, self.ended_ns, tokens, kind, self.cut)

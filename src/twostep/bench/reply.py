@@ -7,7 +7,7 @@ from time import monotonic_ns
 from twostep.bench.chunks import Chunk, Usage, message_of, read_chunk
 from twostep.bench.counting import Arrival, token_times
 from twostep.bench.failed import FailureError, garbage, one_line
-from twostep.bench.outcome import Failure, FailureKind
+from twostep.bench.outcome import Counting, Failure, FailureKind
 from twostep.bench.sse import SseParser
 
 MAX_REFUSAL_BYTES = 4096
@@ -66,8 +66,8 @@ class StreamReply:
         """Chunks with text, or with tokens, so far."""
         return len(self._arrivals)
 
-    def tokens(self) -> tuple[tuple[int, ...], bool]:
-        """When each came, and whether that is known of each, as `token_times`."""
+    def tokens(self) -> tuple[tuple[int, ...], Counting]:
+        """When each came, and how that is known, as `token_times`."""
         return token_times(self._arrivals, self.usage.output_tokens if self.usage else None)
 
     def failure(self, tokens: int) -> Failure | None:

@@ -12,7 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twostep.bench.record import Closed, RunRecord
+from twostep.bench.output import write_file
+from twostep.bench.pace import kept_up, offered_rate
+from twostep.bench.record import Closed, Open, RunRecord
 from twostep.bench.result_json import decode, encode, lines
 from twostep.bench.sweep import Verdict
 from twostep.errors import ResultError
@@ -21,7 +23,7 @@ from twostep.workload.workload import Workload
 
 MARK = "twostep bench result"
 """The key that only such a file has; its value is the format."""
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,24 @@ class Run:
     def kept_pace(self) -> bool:
         return self.record.kept_pace
 
+    @property
+    def kept_up(self) -> bool:
+        """Whether the server did; a closed loop waits for it."""
+        is_open = isinstance(self.record.mode, Open)
+        return not is_open or kept_up([one.times() for one in self.record.outcomes], self.limits)
+
+    @property
+    def offered(self) -> float | None:
+        """Requests per second that were really due; fewer than `rate` where some wait for others. None in a closed
+        loop, and where all came at once."""
+        is_open = isinstance(self.record.mode, Open)
+        return offered_rate([one.times() for one in self.record.outcomes]) if is_open else None
+
+    @property
+    def not_sent(self) -> int:
+        """Requests of the workload that the run's end came before."""
+        return max(0, self.workload.requests - len(self.record.outcomes))
+
 
 @dataclass(frozen=True)
 class Result:
@@ -121,10 +141,7 @@ def workload_facts(workload: Workload) -> WorkloadFacts:
 
 def write_result(result: Result, path: Path) -> None:
     """Raises `ResultError` where it cannot be written."""
-    try:
-        path.write_text(result_text(result), encoding="utf-8")
-    except OSError as error:
-        raise ResultError(f"{path}: cannot be written: {error.strerror}") from error
+    write_file(path, result_text(result).encode())
 
 
 def read_result(path: Path) -> Result:

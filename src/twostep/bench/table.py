@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from twostep.bench.limits import asked, limit_words
-from twostep.bench.outcome import Outcome
+from twostep.bench.outcome import Counting, Outcome
 from twostep.bench.record import LATE_S, Closed, End
 from twostep.bench.result import Result, Run
 from twostep.bench.sweep import verdict_words
@@ -17,6 +17,10 @@ POPULATIONS = {"ttft": "requests", "itl": "gaps between tokens", "tpot": "reques
 """Of which values the percentiles of each latency are."""
 COMPARED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("tpot", "p50"), ("e2e", "p50"))
 """Latencies that are shown of every run where there are several."""
+_UNCOUNTED = {
+    Counting.SPREAD: "spread over chunks by their text",
+    Counting.ASSUMED: "each chunk taken for one token, as the server gave no total,",
+}
 
 
 def result_lines(result: Result) -> Iterator[str]:
@@ -179,13 +183,14 @@ def _output_words(outcomes: Iterable[Outcome]) -> str:
     served = [outcome for outcome in outcomes if outcome.failure is None]
     tokens = sum(len(outcome.token_ns) for outcome in served)
     wanted = sum(outcome.asked_output_tokens for outcome in served)
-    counted = sum(outcome.counted for outcome in served)
     if not served:
         return "none came whole"
     length = f"{tokens:,} came" + (f" of {wanted:,} asked for" if tokens != wanted else "")
-    if counted == len(served):
+    counts = Counter(outcome.counted for outcome in served)
+    if counts[Counting.STATED] == len(served):
         return f"{length}, counted by the server chunk by chunk"
-    return f"{length}, spread over chunks by their text in {len(served) - counted} of {len(served)} replies"
+    how = [f"{_UNCOUNTED[one]} in {counts[one]} of {len(served)} replies" for one in _UNCOUNTED if counts[one]]
+    return f"{length}, {', '.join(how)}"
 
 
 # --- numbers and columns ------------------------------------------------------------------------------------------
