@@ -157,7 +157,7 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str, str | None]] = [
     (COMPLETIONS, {"prompt": ""}, "prompt gives no token of this model's vocabulary", "prompt"),
     (COMPLETIONS, {"prompt": []}, "prompt gives no token", "prompt"),
     (COMPLETIONS, {"prompt": ["a", 1]}, "prompt is 1; it has to be a string, a list of token ids", "prompt"),
-    (COMPLETIONS, {"prompt": [1, True]}, "prompt is 1; it has to be a string", "prompt"),
+    (COMPLETIONS, {"prompt": [1, True]}, "prompt is [1, True]; it has to be a string", "prompt"),
     (COMPLETIONS, {"prompt": [10**6]}, "prompt has token 1000000; the vocabulary is 0 to 49151", "prompt"),
     (COMPLETIONS, {"prompt": [-1]}, "prompt has token -1; the vocabulary is 0 to 49151", "prompt"),
     (COMPLETIONS, {"prompt": ["a"] * 1025}, "prompt has 1025 members; at most 1024 are allowed", "prompt"),

@@ -133,7 +133,7 @@ def test_long_bodies_of_clients_that_went_keep_nobody_waiting(server: Served) ->
     for number in range(12):
         with connected(server.url) as client:
             client.sendall(posted("/tokenize" if number % 2 else "/v1/completions", text))
-            assert within(10, lambda: bool(server.front.server_state.tasks))
+            time.sleep(0.02)
     short = httpx.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=30)
     assert short.status_code == 200
     assert within(20, lambda: server.state.bodies.held == 0)
@@ -161,7 +161,7 @@ def test_whoever_does_not_read_is_taken_for_gone(
     server_host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("twostep.server.connections.STALLED_S", 0.5)
-    with server_host.front() as front, unread(front) as client:
+    with server_host.front(small_sends=True) as front, unread(front) as client:
         assert within(20, lambda: is_stalled(front))
         assert within(10, lambda: not front.state.flights)
         assert_all_is_given_back(front, server_host)
@@ -171,7 +171,7 @@ def test_whoever_does_not_read_is_taken_for_gone(
 
 def test_a_deadline_holds_for_whoever_does_not_read(server_host: Host, caplog: pytest.LogCaptureFixture) -> None:
     """The place is free before the client is told, which it may never hear."""
-    with server_host.front(request_timeout_s=6) as front, unread(front):
+    with server_host.front(small_sends=True, request_timeout_s=5) as front, unread(front):
         assert within(20, lambda: is_stalled(front))
         assert within(10, lambda: not front.state.places.taken)
         assert_all_is_given_back(front, server_host)
@@ -279,10 +279,16 @@ sys.addaudithook(no_network)
 
 from twostep.engine.config import EngineConfig
 from twostep.server.config import ServerConfig
-from twostep.server.run import serve
+from twostep.server import run
 
+def listen(config, listen=run.listen):
+    listener = listen(config)  # the system takes little of what clients do not read
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return listener
+
+run.listen = listen
 config = ServerConfig(port=int(sys.argv[3]), drain_s=float(sys.argv[2]), served_model_name="small", log="off")
-serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, ready: print(config.port, flush=True))
+run.serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, ready: print(config.port, flush=True))
 """
 
 
@@ -334,9 +340,10 @@ def test_sigterm_cuts_streams_at_the_deadline(default_model_path: Path) -> None:
 
 
 def test_sigterm_leaves_whoever_does_not_read(default_model_path: Path) -> None:
-    with process(default_model_path, drain_s=6) as (served, url), connected(url, receive_bytes=2048) as client:
+    with process(default_model_path, drain_s=3) as (served, url), connected(url, receive_bytes=2048) as client:
         client.sendall(posted("/v1/completions", UNREAD))
         assert client.recv(10)
+        time.sleep(1)  # until the server can write no more, on all but the slowest machines
         served.send_signal(signal.SIGTERM)
         assert served.wait(20) == 0
         assert served.stderr is not None

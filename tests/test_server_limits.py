@@ -120,8 +120,9 @@ def test_what_is_far_too_long_is_refused_before_it_is_worked_on(
     monkeypatch.setattr(Tokenizer, "encode", None)
     reply = httpx.post(f"{server.url}{path}", json=body, timeout=30)
     assert_error(reply, 400, "context_length_exceeded")
-    assert reply.json()["error"]["param"] == param
-    assert numbers <= set(re.findall("[0-9]+", reply.json()["error"]["message"]))
+    message = reply.json()["error"]["message"]
+    assert message.startswith(f"{param} has ")
+    assert numbers <= set(re.findall("[0-9]+", message))
 
 
 @pytest.mark.parametrize(

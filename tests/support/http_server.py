@@ -1,6 +1,7 @@
 """Servers on loopback for tests: an engine, and fronts with settings of their own over it, in one thread."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -55,12 +56,17 @@ class Host:
         return self.client.snapshot
 
     @contextmanager
-    def front(self, *, model: LoadedModel | None = None, loaded: bool = True, **settings: Any) -> Iterator[Served]:
-        """A front with these of `ServerConfig`; not `loaded`: as while the model is being loaded."""
+    def front(
+        self, *, model: LoadedModel | None = None, loaded: bool = True, small_sends: bool = False, **settings: Any
+    ) -> Iterator[Served]:
+        """A front with these of `ServerConfig`; not `loaded`: as while the model is being loaded. With `small_sends`
+        the system takes little of what clients do not read."""
         config = ServerConfig(**{"port": 0, "drain_s": 0, "log": "off", **settings})
         state = ServerState(config, model or self.model, (NAME, "alias/of-it"))
         with listen(config) as listener:
             front, port = Front(state), listener.getsockname()[1]
+            if small_sends:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             if loaded:
                 state.loaded(self.client, self.ready)
             serving = asyncio.run_coroutine_threadsafe(front.serve(sockets=[listener]), self.loop)

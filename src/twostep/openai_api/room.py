@@ -27,7 +27,7 @@ class Room:
         """Raises `ContextLengthError`."""
         if len(ids) > self.tokens:
             problem = f"{param} has {len(ids)} tokens; prompt and answer have at most {self.tokens} together"
-            raise ContextLengthError(problem, param)
+            raise ContextLengthError(problem)
 
     def check_text(self, text: str, param: str) -> None:
         """Raises `ContextLengthError`."""
@@ -35,7 +35,7 @@ class Room:
         if length > most:
             tokens = f"{self.tokens} tokens together, each of at most {self.token_bytes} bytes"
             problem = f"{param} has {length} bytes; prompt and answer have at most {tokens}, {most} in all"
-            raise ContextLengthError(problem, param)
+            raise ContextLengthError(problem)
 
 
 def text_bytes(text: str) -> int:

@@ -83,7 +83,9 @@ class Tokens:
 
     def _chat_tokens(self, fields: Fields) -> list[int]:
         if "messages" not in fields:
-            raise ApiError("there is neither prompt (a text) nor messages (a conversation); one is needed")
+            raise ApiError(
+                "there is neither prompt (a text) nor messages (a conversation); one is needed", param="messages"
+            )
         return list(chat_prompt(fields, self._state.model, check_text=_check_text))
 
     def _detokenize(self, fields: Fields) -> dict[str, Any]:
