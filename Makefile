@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching bench-serve bench-peers report check-avx512 clean
+.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching bench-serve bench-clients bench-peers report check-avx512 clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/installed
@@ -59,6 +59,12 @@ bench-peers: $(VENV)/installed
 	$(BIN)/python -m benchmarks.peers_serving $(addprefix --llama-dir ,$(LLAMA_DIR)) \
 	  $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)") $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) \
 	  $(addprefix --vllm-python ,$(VLLM_PYTHON))
+	$(BIN)/python -m benchmarks.report
+
+# `twostep bench` beside guidellm and aiperf; `.venv/bin/python -m benchmarks.clients --help` says how to install them.
+bench-clients: $(VENV)/installed
+	$(BIN)/python -m benchmarks.clients $(addprefix --guidellm ,$(GUIDELLM)) $(addprefix --aiperf ,$(AIPERF)) \
+	  $(addprefix --tokenizer ,$(TOKENIZER))
 	$(BIN)/python -m benchmarks.report
 
 report: $(VENV)/installed

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, peers_tables, results, scheduler_tables, serve_tables, tables
+from benchmarks import batching_tables, clients_tables, peers_tables, results, scheduler_tables, serve_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -94,6 +94,10 @@ def serve(folder: Path) -> str:
     return "\n\n".join(map(serve_tables.serve, results.read("serve", folder))) or NOT_MEASURED
 
 
+def clients(folder: Path) -> str:
+    return "\n\n".join(map(clients_tables.clients, results.read("clients", folder))) or NOT_MEASURED
+
+
 def peers(folder: Path) -> str:
     return "\n\n".join(map(peers_tables.peers, results.read("peers-serving", folder))) or NOT_MEASURED
 
@@ -112,6 +116,7 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/batching.md", "bench-scheduler", scheduler),
     ("README.md", "bench-serve", serve_readme),
     ("docs/serving.md", "bench-serve", serve),
+    ("docs/benchmarking.md", "compared", clients),
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
 )

@@ -1,0 +1,197 @@
+"""`python -m benchmarks.clients`: `twostep bench` beside other load generators, which ask one server for the same load.
+
+All are closed loops of as many streams, with prompts and answers of the same lengths; they take turns. What is compared
+is what each says of latencies, by the definition that they share: means over requests.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command, machine
+from benchmarks.errors import EngineError
+from benchmarks.loading import COMMAND
+from benchmarks.progress import say
+from benchmarks.server_process import Server
+from benchmarks.spread import Spread, spread
+from twostep.store.catalogue import DEFAULT_MODEL
+from twostep.store.progress import Progress
+from twostep.store.resolve import resolve
+from twostep.workload.arrivals import AtOnce
+from twostep.workload.format import write_workload
+from twostep.workload.kinds import Fixed, make_workload
+
+NAME = "measured"
+"""The served model's."""
+LIMIT_S = 300
+
+INSTALL = """
+Installing them, each in an environment of its own, not the one that Twostep is in:
+
+  guidellm    pip install guidellm       --guidellm is its program
+  aiperf      pip install aiperf         --aiperf is its program
+
+Both want a tokenizer as a folder of Hugging Face's: --tokenizer. One can be made of a GGUF file by
+AutoTokenizer.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(OUT), with transformers and gguf.
+"""
+
+
+@dataclass(frozen=True)
+class Effort:
+    streams: int
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    runs: int
+
+
+FULL = Effort(streams=4, requests=24, input_tokens=256, output_tokens=64, runs=3)
+QUICK = Effort(streams=2, requests=3, input_tokens=16, output_tokens=4, runs=1)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Means over the requests of a run, in ms."""
+
+    ttft_ms: float
+    tpot_ms: float
+    """Between the first and the last token; the others call it inter-token latency."""
+    e2e_ms: float
+
+
+@dataclass(frozen=True)
+class Client:
+    name: str
+    version: str
+    ttft_ms: Spread
+    tpot_ms: Spread
+    e2e_ms: Spread
+
+
+@dataclass(frozen=True)
+class Result:
+    command: str
+    machine: machine.Machine
+    model: str
+    load: Effort
+    clients: list[Client]
+
+
+Measure = Callable[[str, Effort, Path], Figures]
+"""Asks the server at a URL, with a folder for its files."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = command.parser("clients", "Compares `twostep bench` with other load generators.")
+    parser.epilog = INSTALL
+    for name in ("guidellm", "aiperf", "tokenizer"):
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help="see below")
+    options = parser.parse_args(arguments)
+    if (options.guidellm or options.aiperf) and not options.tokenizer:
+        parser.error("--guidellm and --aiperf need --tokenizer")
+    return command.run(
+        "clients", options, lambda: measure(options), lambda result: f"clients-{machine.slug(result.machine.cpu)}.json"
+    )
+
+
+def measure(options: argparse.Namespace) -> Result:
+    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
+    effort, clients = (QUICK if options.quick else FULL), _clients(options)
+    found: dict[str, list[Figures]] = {name: [] for name in clients}
+    with Server(path, ["--served-model-name", NAME]) as server, tempfile.TemporaryDirectory() as folder:
+        for run in range(effort.runs + 1):  # the first warms up
+            for name, (_, measured) in clients.items():
+                found[name].append(measured(f"http://127.0.0.1:{server.port}", effort, Path(folder, f"{name}{run}")))
+                say(f"run {run} of {effort.runs}, {name}: {found[name][-1]}")
+    summed = [_client(name, version, found[name][1:]) for name, (version, _) in clients.items()]
+    told = "python -m benchmarks.clients --guidellm PATH --aiperf PATH --tokenizer DIR"
+    return Result(told, surroundings, path.stem, effort, summed)
+
+
+def _client(name: str, version: str, runs: Sequence[Figures]) -> Client:
+    return Client(name, version, *(spread([getattr(run, key) for run in runs]) for key in Figures.__annotations__))
+
+
+def _clients(options: argparse.Namespace) -> dict[str, tuple[str, Measure]]:
+    """By name: version, and how each is asked to measure."""
+    found: dict[str, tuple[str, Measure]] = {"twostep bench": ("", ours)}
+    tokenizer = options.tokenizer
+    if options.guidellm:
+        found["guidellm"] = _version(options.guidellm), lambda *asked: guidellm(options.guidellm, tokenizer, *asked)
+    if options.aiperf:
+        found["aiperf"] = _version(options.aiperf), lambda *asked: aiperf(options.aiperf, tokenizer, *asked)
+    return found
+
+
+# --- each client --------------------------------------------------------------------------------------------------
+
+
+def ours(url: str, effort: Effort, folder: Path) -> Figures:
+    folder.mkdir()
+    lengths = Fixed((effort.input_tokens,) * 2, (effort.output_tokens,) * 2)
+    write_workload(folder / "load.jsonl", make_workload(lengths, AtOnce(), effort.requests))
+    words = ["bench", "--url", url, "--workload", str(folder / "load.jsonl"), "--concurrency", str(effort.streams)]
+    _run([sys.executable, "-c", COMMAND, *words, "--warmup", "0", "--out", str(folder / "out.json")])
+    figures = json.loads((folder / "out.json").read_text())["runs"][0]["figures"]
+    return Figures(*(1000 * figures[name]["mean"] for name in ("ttft", "tpot", "e2e")))
+
+
+def guidellm(program: Path, tokenizer: Path, url: str, effort: Effort, folder: Path) -> Figures:
+    folder.mkdir()
+    _run(
+        [
+            str(program), "run", "--disable-progress",
+            "--backend", f"kind=openai_http,target={url},model={NAME},request_format=/v1/completions",
+            "--profile", f"kind=concurrent,streams={effort.streams}",
+            "--constraint", f"kind=max_requests,count={effort.requests}",
+            "--tokenizer", f"kind=hf_auto,model={tokenizer}",
+            "--data", f"kind=synthetic_text,prompt_tokens={effort.input_tokens},output_tokens={effort.output_tokens}",
+            "--output", f"kind=json,path={folder / 'out.json'}",
+        ],
+        HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    metrics = json.loads((folder / "out.json").read_text())["benchmarks"][0]["metrics"]
+    mean: Callable[[str], float] = lambda name: metrics[name]["successful"]["mean"]  # noqa: E731
+    return Figures(mean("time_to_first_token_ms"), mean("inter_token_latency_ms"), 1000 * mean("request_latency"))
+
+
+def aiperf(program: Path, tokenizer: Path, url: str, effort: Effort, folder: Path) -> Figures:
+    _run([
+        str(program), "profile", "--model", NAME, "--url", url, "--tokenizer", str(tokenizer), "--streaming",
+        "--endpoint-type", "completions", "--request-count", str(effort.requests),
+        "--concurrency", str(effort.streams), "--synthetic-input-tokens-mean", str(effort.input_tokens),
+        "--output-tokens-mean", str(effort.output_tokens), "--extra-inputs", "ignore_eos:true", "--random-seed", "1",
+        "--use-server-token-count", "--ui", "simple", "--artifact-dir", str(folder),
+    ])  # fmt: skip
+    [path] = folder.rglob("profile_export_aiperf.json")
+    found = json.loads(path.read_text())
+    return Figures(*(found[name]["avg"] for name in ("time_to_first_token", "inter_token_latency", "request_latency")))
+
+
+def _run(words: Sequence[str], **environment: str) -> None:
+    """Raises `EngineError` with the last thing that the program said, if it fails."""
+    done: Any = subprocess.run(
+        words, env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+        raise EngineError(f"{Path(words[0]).name}: exit code {done.returncode}: {said[:300]}")
+
+
+def _version(program: Path) -> str:
+    """Of the package of this name in the program's environment."""
+    ask = f"from importlib.metadata import version; print(version({program.name!r}))"
+    return subprocess.run(
+        [program.parent / "python", "-c", ask], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
