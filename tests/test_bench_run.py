@@ -308,6 +308,12 @@ def test_room_is_made_for_connections(few_files: list[tuple[int, int]]) -> None:
         files.make_room(Closed(5000), requests=5000)
 
 
+def test_no_room_for_any_connection_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    with pytest.raises(InvalidParameterError, match="65 open files are needed at least, this process may have 64 "):
+        files.make_room(Open(), requests=5000)
+
+
 def test_too_many_outstanding_requests_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twostep.bench.run.make_room", lambda mode, requests: 2)
     with pytest.raises(TargetError, match="2 requests are outstanding"):

@@ -11,7 +11,7 @@ SPARE = 64
 
 def make_room(mode: Mode, requests: int) -> int:
     """Raises the process's limit of open files as far as it may and the run can need it; gives the connections that
-    fit. Raises `InvalidParameterError` if clients of a closed loop do not."""
+    fit. Raises `InvalidParameterError` if clients of a closed loop do not, or not one connection does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(mode.clients, requests) if isinstance(mode, Closed) else requests
     wanted = most + SPARE
@@ -21,4 +21,9 @@ def make_room(mode: Mode, requests: int) -> int:
     if isinstance(mode, Closed) and allowed < wanted:
         message = f"{most} clients need {wanted} open files, this process may have {hard} (ulimit -Hn)"
         raise InvalidParameterError(message, "concurrency")
-    return max(allowed, soft) - SPARE
+    room = max(allowed, soft) - SPARE
+    if room < 1:
+        raise InvalidParameterError(
+            f"{SPARE + 1} open files are needed at least, this process may have {hard} (ulimit -Hn)"
+        )
+    return room
