@@ -16,7 +16,7 @@ from twostep.bench.failed import MAX_DETAIL, FailureError
 from twostep.bench.outcome import Counting, FailureKind, Outcome
 from twostep.bench.record import Server
 from twostep.bench.reply import StreamReply
-from twostep.bench.sse import SseParser
+from twostep.bench.sse import ERROR, Event, SseParser
 from twostep.bench.target import Target
 from twostep.errors import InvalidParameterError, TargetError
 
@@ -37,10 +37,10 @@ def test_events_are_the_same_however_they_are_cut(
     lines = [[*(f"data: {line}" for line in datas), *fields, ""] for datas, fields in events]
     sent = "".join(line + end for event in lines for line in event).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)))))
-    parser, found = SseParser(), list[bytes]()
+    parser, found = SseParser(), list[Event]()
     for begin, stop in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         found += parser.feed(sent[begin:stop])
-    assert [event.decode() for event in found] == ["\n".join(datas) for datas, _ in events]
+    assert [event.data.decode() for event in found] == ["\n".join(datas) for datas, _ in events]
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\r", b"\r\n\r\n"])
@@ -61,7 +61,13 @@ def test_an_event_without_end_is_not_kept(sent: bytes) -> None:
 
 
 def test_an_unfinished_event_is_none() -> None:
-    assert SseParser().feed(b"data: 1\n\ndata: 2\n") == [b"1"]
+    assert SseParser().feed(b"data: 1\n\ndata: 2\n") == [Event(b"1")]
+
+
+def test_events_have_a_kind_of_their_own() -> None:
+    sent = b"event: error\ndata: 1\n\ndata: 2\n\nevent:a\n\ndata: 3\n\nerror: 4\n\n"
+    found = SseParser().feed(sent)
+    assert found == [Event(b"1", ERROR), Event(b"2"), Event(b"3"), Event(b"4", ERROR)]
 
 
 # --- counting -----------------------------------------------------------------------------------------------------
@@ -135,6 +141,19 @@ def test_several_tokens_in_a_chunk_that_says_so() -> None:
         assert len(set(outcome.token_ns)) <= 2
 
 
+def test_counts_that_go_back_state_nothing() -> None:
+    """1, 4, 2 tokens so far, 4 in the end: what was added adds up, and is not to be believed."""
+    counts = [text("ab", usage={"completion_tokens": so_far}) for so_far in (1, 4, 2)]
+    outcome = asked(stream(*counts, text("", "length"), usage(2, 4), DONE), tokens=4)
+    assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, Counting.SPREAD, 4)
+
+
+@pytest.mark.parametrize("total", [None, usage(2, 0), event({"choices": [], "usage": None})])
+def test_a_server_that_gives_no_total_has_chunks_taken_for_tokens(total: bytes | None) -> None:
+    outcome = asked(stream(*THREE, *filter(None, [total]), DONE))
+    assert (outcome.failure, outcome.counted, len(outcome.token_ns)) == (None, Counting.ASSUMED, 3)
+
+
 def test_usage_with_the_end_of_the_answer_is_no_token() -> None:
     """As llama.cpp has it."""
     last = text("", "length", usage={"prompt_tokens": 2, "completion_tokens": 4})
@@ -151,6 +170,16 @@ def test_a_stream_of_single_bytes() -> None:
 
     outcome = asked(answer)
     assert (outcome.failure, len(outcome.token_ns)) == (None, 3)
+
+
+def test_the_content_type_is_told_in_any_form() -> None:
+    async def answer(peer: Peer) -> None:
+        await peer.begin(content_type="Text/Event-Stream ; Charset=UTF-8", content_encoding="Identity")
+        for part in (*THREE, DONE):
+            await peer.part(part)
+        await peer.end()
+
+    assert asked(answer).failure is None
 
 
 def test_all_in_one_read() -> None:
@@ -224,6 +253,7 @@ async def endless_refusal(peer: Peer) -> None:
         await peer.part(b"x" * 1000)
 
 
+CHOICE = {"index": 0, "text": "a", "finish_reason": None}
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 TOO_MANY = b'{"error": {"message": "the queue\\nis full", "type": "queue_full"}}'
 
@@ -255,16 +285,26 @@ TOO_MANY = b'{"error": {"message": "the queue\\nis full", "type": "queue_full"}}
         (then(b"data: " + b"x" * (1 << 20)), FailureKind.GARBAGE, "an event of more than", 0),
         (then(THREE[0], event({"error": {"message": "out of memory"}})), FailureKind.ERROR, "out of memory", 1),
         (then(event({"error": "plain"})), FailureKind.ERROR, "plain", 0),
+        (then(b"event: error\n" + event({"message": "too hot"})), FailureKind.ERROR, "too hot", 0),
+        (then(b"event: error\ndata: plain\n\n"), FailureKind.ERROR, "plain", 0),
+        (then(THREE[0], b'error: {"code": 500, "message": "old"}\n\n'), FailureKind.ERROR, "old", 1),
+        (then(event({"choices": [CHOICE, CHOICE]})), FailureKind.GARBAGE, "choices 0, 0 in a chunk", 0),
+        (then(THREE[0], event({"choices": [{**CHOICE, "index": 1}]})), FailureKind.GARBAGE, "choices 1 in", 1),
+        (stream(THREE[0], usage(10**15, 3)), FailureKind.GARBAGE, "1000000000000000 is no number of tokens", 1),
+        (stream(THREE[0], usage(1, 1, cached_tokens=1 << 31)), FailureKind.GARBAGE, "is no number of tokens", 1),
+        (then(THREE[0], content_encoding="gzip"), FailureKind.GARBAGE, "content encoding gzip, where identity", 0),
+        (then(b"\x1f", status="500 No", content_encoding="GZIP"), FailureKind.STATUS, "500: (encoded as gzip)", 0),
+        (then(THREE[0], content_type="text/event-streamX"), FailureKind.GARBAGE, "text/event-streamX instead", 0),
         (then(TOO_MANY, status="429 Too Many", retry_after="7"), FailureKind.OVERLOADED, "429, Retry-After 7: the", 0),
         (then(b"<html>", status="503 No"), FailureKind.OVERLOADED, "503: <html>", 0),
-        (then(b"", status="302 Found", location="/"), FailureKind.STATUS, "302", 0),
+        (then(b"", status="302 Found", location="/v2"), FailureKind.STATUS, "302, Location /v2", 0),
         (endless_refusal, FailureKind.STATUS, "500: xxx", 0),
         (stream(THREE[0], text("b", "stop"), usage(2, 2), DONE), FailureKind.SHORT, "2 tokens of 3, finish", 2),
         (stream(THREE[0], text("b", "stop"), DONE), FailureKind.SHORT, "2 tokens of 3", 2),
         (stream(text("", "stop"), DONE), FailureKind.EMPTY, "stop", 0),
         (stream(DONE), FailureKind.EMPTY, "None", 0),
         (endless, FailureKind.TOO_LONG, "more than 1036 tokens", 1036),
-        (stream(text("a"), usage(2, 10**12), DONE), FailureKind.TOO_LONG, "more than 1036", None),
+        (stream(text("a"), usage(2, 10**9), DONE), FailureKind.TOO_LONG, "more than 1036", None),
     ],
 )  # fmt: skip
 def test_failures_by_kind(answer: Answer, kind: FailureKind, detail: str, tokens: int | None) -> None:
@@ -387,6 +427,7 @@ def test_headers_and_key_are_sent_and_not_shown() -> None:
 
     assert asked(answer, api_key="secret", headers={"X-Team": "blue"}).failure is None
     assert (seen[0]["authorization"], seen[0]["x-team"]) == ("Bearer secret", "blue")
+    assert seen[0]["accept-encoding"] == "identity"
     assert "secret" not in repr(Target("http://host", api_key="secret"))
 
 
@@ -405,11 +446,18 @@ def test_where_the_api_is(url: str, base: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["host:8000", "ftp://host", "http://", "http://a@b", "http://h:x", "http://h/v1?a=1", ""]
+    "url", ["host:8000", "ftp://host", "http://", "http://[::1", "http://h:x", "http://h/v1?a=1", ""]
 )
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(InvalidParameterError, match="it has to be like"):
         base_url(url)
+
+
+@pytest.mark.parametrize("url", ["http://user:secret@host", "user:secret@host", "http://user:secret@host:x"])
+def test_a_password_in_the_url_is_not_shown(url: str) -> None:
+    with pytest.raises(InvalidParameterError, match="without user and password") as caught:
+        base_url(url)
+    assert "secret" not in str(caught.value)
 
 
 # --- which model --------------------------------------------------------------------------------------------------
@@ -443,10 +491,11 @@ def test_a_named_model_is_asked_whatever_is_listed() -> None:
 @pytest.mark.parametrize(
     ("listed", "status", "problem"),
     [
-        (TWO, "200 OK", r"lists 2 models \(a, b\); name the one"),
+        (TWO, "200 OK", r"lists 2 models \(a, b\); name the one to be asked \(--model\)"),
         ({"data": []}, "200 OK", "lists 0 models"),
-        ({}, "404 Not Found", "HTTP status: 404"),
-        ([], "200 OK", "no list of models"),
+        ({}, "404 Not Found", "HTTP status: 404; with --model NAME it is not asked"),
+        ([], "200 OK", "no list of models.*; with --model NAME"),
+        ({}, "302 Found", "302, Location /elsewhere"),
         ({"data": [5]}, "200 OK", "no list of models"),
         ("x" * (5 << 20), "200 OK", "more than 4194304 bytes"),
     ],

@@ -114,10 +114,11 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ans
 
 
 def listing(models: Any, status: str = "200 OK") -> Answer:
-    """For a list of models, this JSON."""
+    """For a list of models, this JSON; a redirect goes elsewhere."""
 
     async def answer(peer: Peer) -> None:
-        await peer.begin(status, content_type="application/json")
+        elsewhere = {"location": "/elsewhere"} if status.startswith("3") else {}
+        await peer.begin(status, content_type="application/json", **elsewhere)
         await peer.part(json.dumps(models).encode())
         await peer.end()
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from twostep.errors import InvalidParameterError, TargetError
 
 CONNECT_S = 10
+EXAMPLE = "http://127.0.0.1:8000"
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,17 @@ def base_url(url: str) -> str:
 
     Raises `InvalidParameterError` if it is no URL of a server.
     """
-    parts = urlsplit(url)
+    if "@" in url:  # perhaps a password, which no message and no result may show
+        raise InvalidParameterError(
+            f"the URL has an @; it has to be like {EXAMPLE}, without user and password (--api-key, --header)", "url"
+        )
     try:
-        known = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and parts.port != 0
-    except ValueError:  # the port is none
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # the port is none, or a bracket is open
         known = False
     if not known or parts.query or parts.fragment:
-        raise InvalidParameterError(f"the URL is {url!r}; it has to be like http://127.0.0.1:8000", "url")
+        raise InvalidParameterError(f"the URL is {url!r}; it has to be like {EXAMPLE}", "url")
     path = parts.path.rstrip("/")
     version = path.rpartition("/")[2]
     is_versioned = version[:1] == "v" and version[1:].isdecimal()

@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any
 
 from twostep.bench.failed import FailureError, garbage
 from twostep.bench.outcome import FailureKind
 
 MAX_ID = 200
+MOST_TOKENS = 1 << 31
+"""A count from here on is none."""
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 """Of a delta: what a reader may see. Servers name the thoughts of a model in two ways."""
 
@@ -45,16 +48,25 @@ def read_chunk(event: bytes) -> Chunk:
     """Raises `FailureError` for an error that the server reports, and for what is not a chunk."""
     body = _object(event)
     if body.get("error") is not None:
-        raise FailureError(FailureKind.ERROR, message_of(body))
+        raise FailureError(FailureKind.ERROR, _message_of(body))
     try:
         return _chunk(body)
     except (TypeError, AttributeError, KeyError) as error:
         raise garbage(f"a chunk of another form ({error}): {event[:120]!r}") from None
 
 
-def message_of(body: Mapping[str, Any]) -> str:
-    """What an object with an error says, in OpenAI's form or any other."""
-    error = body.get("error")
+def error_in(text: bytes) -> str:
+    """What an error says, of any form."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        body = None
+    return _message_of(body) if isinstance(body, dict) else text.decode(errors="replace")
+
+
+def _message_of(body: Mapping[str, Any]) -> str:
+    """In OpenAI's form or any other."""
+    error = body.get("error") or body
     message = error.get("message") if isinstance(error, Mapping) else error
     return str(message or body)
 
@@ -72,6 +84,7 @@ def _object(event: bytes) -> dict[str, Any]:
 def _chunk(body: Mapping[str, Any]) -> Chunk:
     """Raises `TypeError`, `AttributeError` or `KeyError` for another form."""
     choices = body["choices"]
+    _check_single(choices)
     deltas = [choice.get("delta") or {} for choice in choices]
     characters = sum(map(_characters, choices, deltas))
     reasons = [reason for choice in choices if (reason := choice.get("finish_reason"))]
@@ -87,6 +100,13 @@ def _chunk(body: Mapping[str, Any]) -> Chunk:
         finish_reason=str(reasons[0]) if reasons else None,
         id=str(body.get("id") or "")[:MAX_ID],
     )
+
+
+def _check_single(choices: list[Mapping[str, Any]]) -> None:
+    """One answer is asked for; tokens of a second would count as those of the first."""
+    if len(choices) > 1 or any(choice.get("index") for choice in choices):
+        indices = ", ".join(str(choice.get("index")) for choice in choices)
+        raise garbage(f"choices {indices} in a chunk, where one was asked for, with index 0")
 
 
 def _characters(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> int:
@@ -133,6 +153,6 @@ def _count(value: object) -> int | None:
     """Raises `TypeError` for what is no number of tokens."""
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is no number of tokens")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_TOKENS:
+        raise TypeError(f"{short(value)} is no number of tokens")
     return value

@@ -5,14 +5,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Any
 
 from twostep.bench.address import Address, base_url, find_address
 from twostep.bench.failed import FailureError, garbage
 from twostep.bench.http import Request, exchange
 from twostep.bench.outcome import Failure, FailureKind, Outcome
 from twostep.bench.record import Server
-from twostep.bench.reply import StreamReply
+from twostep.bench.reply import StreamReply, check_plain, status_words
 from twostep.bench.target import Prompt, Target
 from twostep.errors import TargetError
 
@@ -93,7 +92,8 @@ async def connect(target: Target) -> Client:
         models = await _models(target, address)
     except FailureError as error:
         if target.model is None:
-            raise TargetError(f"{url}/models: {error.failure.kind}: {error.failure.detail}") from None
+            said = f"{error.failure.kind}: {error.failure.detail}"
+            raise TargetError(f"{url}/models: {said}; with --model NAME it is not asked") from None
         models = {}
     model = target.model or _only(models, url)
     return Client(target, address, Server(url, target.endpoint, model, models.get(model, "")))
@@ -102,7 +102,7 @@ async def connect(target: Target) -> Client:
 def _only(models: Mapping[str, str], url: str) -> str:
     if len(models) != 1:
         listed = ", ".join(models) or "none"
-        raise TargetError(f"{url} lists {len(models)} models ({listed}); name the one to be asked")
+        raise TargetError(f"{url} lists {len(models)} models ({listed}); name the one to be asked (--model)")
     return next(iter(models))
 
 
@@ -123,9 +123,10 @@ class _WholeReply:
     def __init__(self) -> None:
         self.received = bytearray()
 
-    def begin(self, status: int, headers: Mapping[str, Any]) -> None:
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
         if status != 200:
-            raise FailureError(FailureKind.STATUS, str(status))
+            raise FailureError(FailureKind.STATUS, status_words(status, headers))
+        check_plain(headers)
 
     def body(self, data: bytes, at_ns: int) -> bool:
         self.received += data

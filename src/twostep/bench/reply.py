@@ -1,17 +1,36 @@
 """A streamed answer as it comes: when which of its tokens came, what the server counted, why it was not whole."""
 
-import json
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic_ns
 
-from twostep.bench.chunks import Chunk, Usage, message_of, read_chunk
+from twostep.bench.chunks import Chunk, Usage, error_in, read_chunk
 from twostep.bench.counting import Arrival, token_times
 from twostep.bench.failed import FailureError, garbage, one_line
 from twostep.bench.outcome import Counting, Failure, FailureKind
-from twostep.bench.sse import SseParser
+from twostep.bench.sse import ERROR, SseParser
 
 MAX_REFUSAL_BYTES = 4096
 _OVERLOADED = (429, 503)
+_TELLING = {"retry-after": "Retry-After", "location": "Location"}
+"""Headers of a refusal that say what to do."""
+
+
+def check_plain(headers: Mapping[str, str]) -> None:
+    """Raises `FailureError` for a compressed reply, whatever was asked for: its chunks come when they are full."""
+    if encoding := _encoding(headers):
+        raise garbage(f"content encoding {encoding}, where identity was asked for")
+
+
+def status_words(status: int, headers: Mapping[str, str]) -> str:
+    """Such as `503, Retry-After 7`."""
+    told = [f"{shown} {headers[name]}" for name, shown in _TELLING.items() if headers.get(name)]
+    return ", ".join([str(status), *told])
+
+
+def _encoding(headers: Mapping[str, str]) -> str | None:
+    encoding = headers.get("content-encoding", "").strip().lower()
+    return encoding if encoding not in ("", "identity") else None
 
 
 class StreamReply:
@@ -30,6 +49,8 @@ class StreamReply:
         self._refusal: _Refusal | None = None
         self._arrivals: list[Arrival] = []
         self._so_far = 0
+        self._is_consistent = True
+        """No chunk has stated fewer tokens in all than one before."""
         self._finish_reason: str | None = None
         self.usage: Usage | None = None
         self.request_id = ""
@@ -40,18 +61,23 @@ class StreamReply:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         if status != 200:
-            self._refusal = _Refusal(status, headers.get("retry-after"))
-        elif not (kind := headers.get("content-type", "none")).startswith("text/event-stream"):
+            self._refusal = _Refusal(status, headers)
+            return
+        check_plain(headers)
+        kind = headers.get("content-type", "none")
+        if kind.partition(";")[0].strip().lower() != "text/event-stream":
             raise garbage(f"content type {kind} instead of text/event-stream")
 
     def body(self, data: bytes, at_ns: int) -> bool:
         if self._refusal is not None:
             return self._refusal.body(data)
         for event in self._sse.feed(data):
-            if event == b"[DONE]":
+            if event.kind == ERROR:
+                raise FailureError(FailureKind.ERROR, error_in(event.data))
+            if event.data == b"[DONE]":
                 self.ended_ns = at_ns
                 return True
-            self._take(read_chunk(event), at_ns)
+            self._take(read_chunk(event.data), at_ns)
         return False
 
     def end(self) -> None:
@@ -68,7 +94,9 @@ class StreamReply:
 
     def tokens(self) -> tuple[tuple[int, ...], Counting]:
         """When each came, and how that is known, as `token_times`."""
-        return token_times(self._arrivals, self.usage.output_tokens if self.usage else None)
+        total = self.usage.output_tokens if self.usage else None
+        arrivals = self._arrivals if self._is_consistent else [replace(one, stated=None) for one in self._arrivals]
+        return token_times(arrivals, total)
 
     def failure(self, tokens: int) -> Failure | None:
         """Of a reply that came to its end, with so many tokens."""
@@ -109,16 +137,17 @@ class StreamReply:
             return chunk.tokens
         if chunk.tokens_so_far is None:
             return None
-        added = max(0, chunk.tokens_so_far - self._so_far)
-        self._so_far += added
-        return added
+        added = chunk.tokens_so_far - self._so_far
+        self._is_consistent &= added >= 0
+        self._so_far += max(0, added)
+        return max(0, added)
 
 
 class _Refusal:
     """A reply with another status than 200."""
 
-    def __init__(self, status: int, retry_after: str | None) -> None:
-        self._status, self._retry_after = status, retry_after
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status, self._words, self._encoding = status, status_words(status, headers), _encoding(headers)
         self._body = b""
 
     def body(self, data: bytes) -> bool:
@@ -127,12 +156,5 @@ class _Refusal:
 
     def failure(self) -> Failure:
         kind = FailureKind.OVERLOADED if self._status in _OVERLOADED else FailureKind.STATUS
-        later = f", Retry-After {self._retry_after}" if self._retry_after else ""
-        return Failure(kind, one_line(f"{self._status}{later}: {self._said()}"))
-
-    def _said(self) -> str:
-        try:
-            body = json.loads(self._body)
-        except (ValueError, RecursionError):
-            body = None
-        return message_of(body) if isinstance(body, dict) else self._body.decode(errors="replace")
+        said = f"(encoded as {self._encoding})" if self._encoding else error_in(self._body)
+        return Failure(kind, one_line(f"{self._words}: {said}" if said else self._words))

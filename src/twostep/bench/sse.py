@@ -1,12 +1,22 @@
 """Server-sent events from bytes as they come, by the rules of the HTML standard (section 9.2.6)."""
 
+from typing import NamedTuple
+
 from twostep.bench.failed import garbage
 
 MAX_EVENT_BYTES = 1 << 20
+ERROR = b"error"
+"""Kind of events that bring one."""
+
+
+class Event(NamedTuple):
+    data: bytes
+    kind: bytes = b""
+    """Its `event` field."""
 
 
 class SseParser:
-    """Gives the data of each event when its last byte is there. Keeps at most `max_event_bytes` and one read."""
+    """Gives each event when its last byte is there. Keeps at most `max_event_bytes` and one read."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max = max_event_bytes
@@ -16,10 +26,11 @@ class SseParser:
         """Of the event whose end has not come, by lines."""
         self._size = 0
         """Of `_data`, in bytes."""
+        self._kind = b""
         self._after_cr = False
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Data of the events that end in these bytes. Raises `FailureError` for an event that is too long."""
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that end in these bytes. Raises `FailureError` for an event that is too long."""
         if self._after_cr and data:  # a CR has ended the line already; an LF after it ends no other
             data, self._after_cr = data.removeprefix(b"\n"), False
         events = [event for line in self._lines(data) if (event := self._line(line)) is not None]
@@ -37,14 +48,22 @@ class SseParser:
         self._rest = bytearray() if lines[-1].endswith((b"\n", b"\r")) else bytearray(lines.pop())
         return [line.rstrip(b"\r\n") for line in lines]
 
-    def _line(self, line: bytes) -> bytes | None:
-        """The event's data if this line, an empty one, ends an event that has some."""
-        if line.startswith(b"data:"):
-            value = line[5:].removeprefix(b" ")
+    def _line(self, line: bytes) -> Event | None:
+        """The event if this line, an empty one, ends one that has data."""
+        if not line:
+            return self._ended()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name in (b"data", ERROR):  # older servers of llama.cpp put the data of an error into a field of that name
             self._data.append(value)
             self._size += len(value) + 1
-        elif not line and self._data:
-            event = b"\n".join(self._data)
-            self._data, self._size = [], 0
-            return event
+        if name == ERROR:
+            self._kind = ERROR
+        elif name == b"event":
+            self._kind = value
         return None
+
+    def _ended(self) -> Event | None:
+        event = Event(b"\n".join(self._data), self._kind) if self._data else None
+        self._data, self._size, self._kind = [], 0, b""
+        return event

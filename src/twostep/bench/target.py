@@ -58,6 +58,7 @@ class Target:
     def all_headers(self) -> dict[str, str]:
         """Of every request, by names in lower case; those of the user go before others."""
         fixed = {"content-type": "application/json", "accept": "text/event-stream, application/json"}
+        fixed["accept-encoding"] = "identity"  # what is compressed comes when a buffer is full
         key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return fixed | key | {name.lower(): value for name, value in self.headers.items()}
 
