@@ -19,6 +19,7 @@ from support.http_server import NAME, Host, Served
 
 from twostep.cli.main import main
 from twostep.core.reasons import Reason, Why
+from twostep.engine import cores
 from twostep.engine.collector import Collector
 from twostep.engine.outputs import ChunkTime, DecodeTime, Held, Preemption, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
@@ -107,6 +108,7 @@ def test_its_text() -> None:
         ("company", {"chunk_ns": 30_000 * MS, "alone_ns": 3 * MS}),
         ("bandwidth", {"decode_ns": 30_000 * MS}),
         ("company", {"decode_ns": 30_000 * MS, "prefill_ns": 29_000 * MS}),
+        ("cores", {"decode_ns": 30_000 * MS, "prefill_ns": 12_000 * MS, "starved_ns": 20_000 * MS}),
         ("host", {"decode_ns": 30_000 * MS, "kernel_ns": 5 * MS}),
         ("send", {"sent_ns": 30_000 * MS}),
         ("front", {"received_ns": -30_000 * MS}),
@@ -119,7 +121,8 @@ def test_the_verdict_names_what_took_longest(limit: str, changes: dict[str, int]
     middle_ns, end_ns = first_ns + chunk_ns, first_ns + chunk_ns + decode_ns
     chunk = ChunkTime(first_ns, middle_ns, 9, 1, kernel_ns=chunk_ns, alone_ns=changes.get("alone_ns", chunk_ns))
     kernel_ns = changes.get("kernel_ns", decode_ns)
-    decode = DecodeTime(middle_ns, end_ns, 1, 0, kernel_ns, 1, 0, prefill_ns=changes.get("prefill_ns", 0))
+    prefill_ns, starved_ns = changes.get("prefill_ns", 0), changes.get("starved_ns", 0)
+    decode = DecodeTime(middle_ns, end_ns, 1, 0, kernel_ns, 1, 0, prefill_ns=prefill_ns, starved_ns=starved_ns)
     held: Any = changes.get("held", ())
     line = Timeline(0, first_ns, (chunk,), (middle_ns, end_ns), (), end_ns, held, (decode,))
     times = {name: changes[name] for name in ("received_ns", "form_ns", "sent_ns") if name in changes}
@@ -139,6 +142,32 @@ def test_the_verdict_says_how_often_a_prompt_was_cut_and_why() -> None:
     line = Timeline(0, 0, chunks, (4 * MS,), (), 4 * MS)
     words = bill(reply(output(line), submitted_ns=0))["verdict"]["words"]
     assert "computing its prompt, cut into 4 chunks (in 2 of them by: no budget left)" in words
+
+
+def starved(chunk_ns: int, decode_ns: int) -> dict[str, Any]:
+    """The bill of `WHOLE`, whose first chunk and whose decodes were kept from the cores for so long."""
+    first, *others = WHOLE.chunks
+    chunks, [decode] = (replace(first, starved_ns=chunk_ns), *others), WHOLE.decodes
+    line = replace(WHOLE, chunks=chunks, decodes=(replace(decode, starved_ns=decode_ns),))
+    return bill(reply(output(line), received_ns=1 * MS, submitted_ns=4 * MS, sent_ns=525 * MS))
+
+
+def test_time_without_a_core_comes_out_of_own_work_and_company_in_proportion() -> None:
+    before, after = (told["verdict"]["limits_ns"] for told in (starved(0, 0), starved(19 * MS, 11 * MS)))
+    taken = {limit: (ns - after[limit]) // MS for limit, ns in before.items() if ns != after[limit]}
+    assert taken == {"arithmetic": 15, "bandwidth": 6, "company": 4 + 5, "cores": -30}, "19 of 30 + 8, 11 of 30 + 25"
+
+
+def test_a_line_says_how_long_it_was_without_a_core_where_that_is_over_a_tenth() -> None:
+    """The chunk took 40 ms, the decodes 60."""
+    note = "ms without a core: other programs of this machine, or a limit of CPU time (estimated)"
+    for chunk_ns, decode_ns, said in (
+        (4 * MS, 6 * MS, []),
+        (4 * MS + 1, 0, ["4.000"]),
+        (38 * MS, 55 * MS, ["38.000", "55.000"]),
+    ):
+        text = list(bill_lines(json.loads(json.dumps(starved(chunk_ns, decode_ns)))))
+        assert [line.strip() for line in text if "without a core" in line] == [f"of that {ms} {note}" for ms in said]
 
 
 def test_the_check_of_a_form_is_not_tokenising() -> None:
@@ -335,6 +364,28 @@ def test_decodes_are_the_steps_that_gave_a_token_and_no_chunk(
         mixed = sum(bool(end.step.plan.chunks and end.step.plan.decoding) for end in steps)
         assert sum(run.mixed_steps for run in told) == mixed
         assert sum(run.steps for run in told) + count_sampled_chunks(seen, number) == len(line.token_ns)
+
+
+@SETTINGS
+def test_time_without_a_core_is_that_of_the_steps(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the process had got no CPU time at all: the calls of the kernels were waiting and nothing else."""
+    monkeypatch.setattr(cores, "process_time_ns", lambda: 0)
+    with watched(monkeypatch) as seen:
+        outputs = served(CROWD, **settings)
+    by_step = {end.step.plan.step: end for end in seen.ends}
+    assert all(0 < end.starved_ns < end.result.step_ns for end in seen.ends if end.step.plan.shape.tokens)
+    for (id_, index), number in seen.choices.items():
+        line = outputs[id_].choices[index].timeline
+        assert all(chunk.starved_ns == by_step[chunk.step].starved_ns for chunk in line.chunks)
+        steps = [end for end in seen.ends if number in {given.number for given in end.given} - in_chunks(end)]
+        assert sum(run.starved_ns for run in line.decodes) == sum(end.starved_ns for end in steps)
+
+
+def test_nothing_is_said_of_cores_where_the_threads_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "process_time_ns", lambda: 0)
+    for made in served(CROWD[:3], executor="reference").values():
+        for choice in made.choices:
+            assert {item.starved_ns for item in (*choice.timeline.chunks, *choice.timeline.decodes)} == {0}
 
 
 def in_chunks(end: StepEnd) -> set[int]:

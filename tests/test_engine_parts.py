@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from twostep.core.hashing import prompt_hashes, root_hash
 from twostep.core.kv_cache import Granted
+from twostep.engine import cores
 from twostep.engine.answer import Answer, Vocabulary
+from twostep.engine.cores import Cores
 from twostep.engine.params import SamplingParams
 from twostep.engine.rows import BlockTables, StandingRows
 from twostep.engine.worker import Worker
@@ -241,3 +243,26 @@ def test_a_worker_may_be_closed_with_a_task_that_nobody_asked_about(overlap: boo
     worker.close()
     assert (thread is not None) == overlap
     assert thread is None or not thread.is_alive()
+
+
+# --- cores --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpu_ns", "starved_ns"),
+    [(4, 400, 0), (4, 100, 75), (4, 0, 100), (1, 100, 0), (1, 40, 60), (2, 250, 0), (0, 0, 0)],
+    ids=["all ran", "one of four", "none", "the only one", "not always", "others of the process too", "not known"],
+)
+def test_what_threads_lack_in_cpu_time_they_had_no_core(
+    threads: int, cpu_ns: int, starved_ns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a call that takes 100 ns."""
+    now = SimpleNamespace(wall=7000, cpu=300)
+    monkeypatch.setattr(cores, "perf_counter_ns", lambda: now.wall)
+    monkeypatch.setattr(cores, "process_time_ns", lambda: now.cpu)
+
+    def compute(asked: str) -> str:
+        now.wall, now.cpu = now.wall + 100, now.cpu + cpu_ns
+        return asked.upper()
+
+    assert Cores(threads).watched(compute, "logits") == ("LOGITS", starved_ns)

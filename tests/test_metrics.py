@@ -7,6 +7,7 @@ from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from support.bills import output, reply
 from support.engines import engine, failing, mixed_requests, prompt, run, submit
 from support.http_server import NAME, Host, Served
 
+from twostep.engine import cores
 from twostep.engine.engine import Engine
 from twostep.engine.histogram import Histogram
 from twostep.engine.messages import Snapshot
@@ -227,6 +229,21 @@ def test_the_hit_rate_does_not_decay() -> None:
                 rates.append((told("prefix_cache_hits_total"), told("prefix_cache_queries_total")))
     windows = [(hits - h) / (queries - q) for (h, q), (hits, queries) in pairwise(rates)]
     assert windows == [pytest.approx(96 / 116)] * 5
+
+
+def test_time_without_a_core_is_part_of_the_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the process had got no CPU time at all; then all of it."""
+    monkeypatch.setattr(cores, "process_time_ns", lambda: 0)
+    outputs, snapshot, _ = served({"max_num_seqs": 1})
+    told = scrape(Metrics(), snapshot)
+    lines = [choice.timeline for output in outputs.values() for choice in output.choices]
+    starved_ns = sum(item.starved_ns for line in lines for item in (*line.chunks, *line.decodes))
+    assert told("kernel_starved_seconds_total") == pytest.approx(starved_ns / 1e9)
+    kinds = ("decode", "prefill", "mixed")
+    assert 0 < starved_ns / 1e9 < sum(told("step_time_seconds_sum", kind=kind) for kind in kinds)
+    monkeypatch.setattr(cores, "process_time_ns", perf_counter_ns)
+    _, snapshot, _ = served({})
+    assert scrape(Metrics(), snapshot)("kernel_starved_seconds_total") == 0
 
 
 def test_a_failed_step_is_no_step_time() -> None:

@@ -123,6 +123,7 @@ class _Made:
         alone_ns = self._part(kernel_ns)
         tokens, position = self._rng.randint(1, 512), self._rng.randint(0, 99)
         times = {"kernel_ns": kernel_ns, "alone_ns": alone_ns, "without_ns": without_ns}
+        times["starved_ns"] = self._part(kernel_ns)
         step = len(self._chunks)
         self._chunks.append(ChunkTime(start_ns, self._now, tokens, step, position, **times))  # type: ignore[arg-type]
 
@@ -136,7 +137,7 @@ class _Made:
         if self._now > start_ns:
             kernel_ns = self._part(self._now - start_ns)
             alone_ns = self._part(kernel_ns)
-            estimates = alone_ns, self._part(kernel_ns - alone_ns)
+            estimates = alone_ns, self._part(kernel_ns - alone_ns), self._part(kernel_ns)
             self._decodes.append(DecodeTime(start_ns, self._now, steps, 0, kernel_ns, 2 * steps, *estimates))
 
     def preempted(self) -> None:
@@ -204,3 +205,6 @@ def _assert_json_adds_up(whole: dict[str, object]) -> None:
         assert sum(line["ns"] for line in choice["lines"]) == choice["total"]["ns"]
         for span in (choice["ttft"], choice["e2e"], choice["total"]):
             assert span is None or sum(span["parts_ns"].values()) == span["ns"]
+        limits_ns = choice["verdict"]["limits_ns"].values()
+        assert sum(limits_ns) == choice["total"]["ns"]
+        assert min(limits_ns) >= 0

@@ -54,6 +54,7 @@ class Engine:
             config.max_num_seqs,
             blocks_for(self.sizing.context_tokens),
             overlap=config.overlap,
+            threads=0 if config.executor == "reference" else self.kernels.threads,
         )
         self._surroundings = EngineSurroundings(
             self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from twostep.core.plan import Chunk, Outcome, Step, StepResult
 from twostep.core.request import FinishReason
 from twostep.engine.answer import Answer
+from twostep.engine.cores import Cores
 from twostep.engine.rows import BlockTables, StandingRows
 from twostep.engine.worker import Worker
 from twostep.errors import SamplingError
@@ -24,6 +25,8 @@ class Computed(NamedTuple):
 
     elapsed_ns: int
     choices: list[Choice]
+    starved_ns: int = 0
+    """See `Cores.watched`."""
     failed: BaseException | None = None
 
 
@@ -48,12 +51,16 @@ class Given(NamedTuple):
 class KernelExecutor:
     """A `StepExecutor` over real kernels. Steps are computed beside the caller if `overlap`, else within `finish`."""
 
-    def __init__(self, kernels: Executor, sampler: Sampler, seats: int, blocks: int, *, overlap: bool) -> None:
-        """`blocks`: of the longest sequence."""
+    def __init__(
+        self, kernels: Executor, sampler: Sampler, seats: int, blocks: int, *, overlap: bool, threads: int
+    ) -> None:
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known."""
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
-        self._kernels, self._sampler = kernels, sampler
+        self.starved_ns = 0
+        """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
+        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads)
         self._tables = BlockTables(seats, blocks)
         self._rows = StandingRows(seats)
         self._work: Work | None = None
@@ -108,15 +115,16 @@ class KernelExecutor:
         """Forward, copies, samples. Reads answers, changes none: the caller does that in `finish`."""
         started = perf_counter_ns()
         try:
-            choices = self._forward(work)
+            choices, starved_ns = self._forward(work)
         except (MemoryError, StepCancelledError) as error:
-            return Computed(perf_counter_ns() - started, [], error)
-        return Computed(perf_counter_ns() - started, choices)
+            return Computed(perf_counter_ns() - started, [], failed=error)
+        return Computed(perf_counter_ns() - started, choices, starved_ns)
 
-    def _forward(self, work: Work) -> list[Choice]:
+    def _forward(self, work: Work) -> tuple[list[Choice], int]:
+        """Choices, and how long the kernels had no core: in `forward_arrays`, since between calls threads may sleep."""
         if not len(work.arrays.tokens):
-            return []
-        logits = self._kernels.forward_arrays(work.arrays)
+            return [], 0
+        logits, starved_ns = self._cores.watched(self._kernels.forward_arrays, work.arrays)
         for copied in work.step.copied:
             self._kernels.copy_block(copied.source, copied.target)
         rows = [answer.row() for answer in work.answers]
@@ -124,7 +132,7 @@ class KernelExecutor:
         choices = self._sampler.sample(logits, rows[:own])
         if work.fork_rows:
             choices += self._sampler.sample(np.ascontiguousarray(logits[work.fork_rows]), rows[own:])
-        return choices
+        return choices, starved_ns
 
     # --- a step ends ----------------------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class KernelExecutor:
         work = self._work
         assert work is not None, "no step was started"
         computed = self._worker.result()
-        self._work = None
+        self._work, self.starved_ns = None, computed.starved_ns
         if computed.failed is not None:
             return self._failed(work, computed.elapsed_ns, computed.failed)
         chosen = zip(work.sampled, work.answers, computed.choices, strict=True)

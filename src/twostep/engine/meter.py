@@ -36,6 +36,8 @@ class Reading(NamedTuple):
     """Estimated: had each step been a decode of one average sequence."""
     prefill_ns: int = 0
     """Estimated: by how much prompts made steps longer in which others decoded."""
+    starved_ns: int = 0
+    """Estimated: of `kernel_ns`, what the kernels were kept from the cores."""
 
     def since(self, earlier: "Reading") -> "Reading":
         return Reading(*(now - before for now, before in zip(self, earlier, strict=True)))
@@ -49,6 +51,8 @@ class Measured:
     step_s: dict[str, Counted]
     """By kind of step, the kernels' time."""
     step_tokens: dict[str, Counted]
+    starved_ns: int
+    """See `Reading`."""
     computed_tokens: int
     generated_tokens: int
 
@@ -75,7 +79,7 @@ class StepMeter:
         self._step_s = {kind: Histogram(STEP_S) for kind in KINDS}
         self._step_tokens = {kind: Histogram(STEP_TOKENS) for kind in KINDS}
 
-    def add(self, plan: Plan, kernel_ns: int, ended_ns: int, *, failed: bool) -> None:
+    def add(self, plan: Plan, kernel_ns: int, starved_ns: int, ended_ns: int, *, failed: bool) -> None:
         """A step has ended. One that failed took its time and teaches nothing."""
         mixed = bool(plan.chunks and plan.decoding)
         self._steps_until_learning -= 1
@@ -92,6 +96,7 @@ class StepMeter:
             now.tokens + plan.shape.tokens,
             now.alone_ns + min(alone_ns, kernel_ns - prefill_ns),
             now.prefill_ns + prefill_ns,
+            now.starved_ns + starved_ns,
         )
 
     def alone_ns(self, chunk: Chunk, kernel_ns: int) -> int:
@@ -109,6 +114,7 @@ class StepMeter:
             self._itl.counted(),
             {kind: histogram.counted() for kind, histogram in self._step_s.items()},
             {kind: histogram.counted() for kind, histogram in self._step_tokens.items()},
+            self.now.starved_ns,
             self.now.tokens,
             self.first_tokens + self._further_tokens,
         )

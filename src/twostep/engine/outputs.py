@@ -31,6 +31,8 @@ class ChunkTime:
     """What limited `tokens`."""
     without_ns: int = 0
     """Kernels' time of the steps before it, since the last one with a token of this sequence."""
+    starved_ns: int = 0
+    """Estimated: of `kernel_ns`, what the kernels were kept from the cores, as by other programs."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class DecodeTime:
     """Estimated: of `kernel_ns`, what one average sequence alone had taken."""
     prefill_ns: int
     """Estimated: by how much prompts of others made these steps longer."""
+    starved_ns: int = 0
+    """Estimated: of `kernel_ns`, what the kernels were kept from the cores, as by other programs."""
 
 
 @dataclass(frozen=True)

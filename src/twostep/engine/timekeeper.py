@@ -21,6 +21,8 @@ class StepEnd(NamedTuple):
     step: Step
     given: Sequence[Given]
     result: StepResult
+    starved_ns: int
+    """Estimated: of `result.step_ns`, what the kernels were kept from the cores."""
     resolved: Resolved
     began_ns: int
     ended_ns: int
@@ -96,7 +98,7 @@ class Timekeeper:
         plan = end.step.plan
         self._queue.step(plan, end.began_ns)
         self._preempted(plan.preemptions, end.began_ns)
-        self.meter.add(plan, end.result.step_ns, end.ended_ns, failed=end.result.failed)
+        self.meter.add(plan, end.result.step_ns, end.starved_ns, end.ended_ns, failed=end.result.failed)
         for chunk in plan.chunks:
             if times := self._times.get(chunk.number):
                 self._chunk(times, chunk, end)
@@ -141,6 +143,7 @@ class Timekeeper:
             alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),
             reason=chunk.reason,
             without_ns=self.meter.before.kernel_ns - times.kernel_ns,
+            starved_ns=end.starved_ns,
         )
 
     def _seated(self, times: Times, now: int) -> None:
@@ -199,5 +202,6 @@ class Timekeeper:
                 tokens=took.tokens,
                 alone_ns=took.alone_ns,
                 prefill_ns=took.prefill_ns,
+                starved_ns=took.starved_ns,
             )
         )

@@ -8,7 +8,10 @@ Json = dict[str, Any]
 BETWEEN = "between steps"
 GAPS = (BETWEEN, "steps of others")
 """What lies between the chunks of one run; what lies around it keeps its own line."""
-SUMMED = ("tokens", "computed_again_tokens", "others_tokens", "own_ns_estimated", "others_ns_estimated")
+SUMMED = (
+    "tokens", "computed_again_tokens", "others_tokens",
+    "own_ns_estimated", "others_ns_estimated", "starved_ns_estimated",
+)  # fmt: skip
 
 
 def collapsed(lines: Iterable[Json]) -> Iterator[Json]:

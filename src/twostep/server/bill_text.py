@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 
 from twostep.server.bill_runs import BETWEEN, Json, collapsed, limit
+from twostep.server.verdict import NO_CORE
 from twostep.server.words import plural
+
+STARVED = 0.1
+"""Share of a line; over it the line says that the kernels were kept from the cores."""
 
 
 def bill_lines(bill: Json) -> Iterator[str]:
@@ -83,6 +87,9 @@ def _notes(line: Json) -> Iterator[str]:
     if line.get("others_tokens"):
         shared = plural(line["others_tokens"], "token")
         yield f"shared with {shared} of others; estimated: {', '.join(_estimates(line))}"
+    starved_ns = line.get("starved_ns_estimated", 0)
+    if starved_ns > STARVED * line["ns"]:
+        yield f"of that {starved_ns / 1e6:.3f} ms without a core: {NO_CORE} (estimated)"
 
 
 def _estimates(line: Json) -> Iterator[str]:

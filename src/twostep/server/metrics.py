@@ -160,6 +160,8 @@ def _of_engine(now: Snapshot) -> Iterator[Family]:
     yield Family("twostep:inter_token_latency_seconds", "histogram", about, [({}, now.measured.itl_s)], STEP_S)
     about = "Kernels' time of a step, by kind: only decodes, only prompts, both."
     yield _by_kind("step_time_seconds", about, now.measured.step_s, STEP_S)
+    about = "Of the kernels' time, what they were kept from the cores, as by other programs; estimated."
+    yield _counter("kernel_starved_seconds_total", about, ({}, now.measured.starved_ns / 1e9))
     yield _by_kind("iteration_tokens_total", "Tokens of a step, by kind.", now.measured.step_tokens, STEP_TOKENS)
 
 

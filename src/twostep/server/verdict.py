@@ -14,12 +14,16 @@ class _Line(Protocol):
     def details(self) -> dict[str, Any]: ...
 
 
+NO_CORE = "other programs of this machine, or a limit of CPU time"
+"""Why the kernels had none."""
+
 WORDS = {
     "queue": "the queue",
     "blocks": "KV blocks: it waited until enough were free",
     "arithmetic": "arithmetic: computing its prompt",
     "bandwidth": "memory bandwidth: decoding, each step of which reads all weights",
     "company": "company: prompts of others, or tokens of others in its prefill steps (estimated)",
+    "cores": f"cores that the kernels waited for: {NO_CORE} (estimated)",
     "preemption": "preemption: it gave up its KV blocks, waited and computed again",
     "host": "the engine's work between and around the kernels",
     "front": "the front end: tokenising",
@@ -50,14 +54,19 @@ def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
                             ("others", "company")):  # fmt: skip
             took[limit] += parts.get(part, 0)
         if "prefill" in parts:
-            company_ns = details["others_ns_estimated"]
-            took["arithmetic"] += parts["prefill"] - company_ns
-            took["company"] += company_ns
+            _share(took, "arithmetic", parts["prefill"], details["others_ns_estimated"], details)
         if "decode" in parts:
-            company_ns = details["others_prefill_ns_estimated"]
-            took["bandwidth"] += parts["decode"] - company_ns
-            took["company"] += company_ns
+            _share(took, "bandwidth", parts["decode"], details["others_prefill_ns_estimated"], details)
     return took
+
+
+def _share(took: dict[str, int], own: str, kernel_ns: int, company_ns: int, details: dict[str, Any]) -> None:
+    """Kernels' time: what it was without a core is taken out of own work and company in proportion."""
+    starved_ns = details["starved_ns_estimated"]
+    company_ns -= company_ns * starved_ns // max(1, kernel_ns)
+    took["cores"] += starved_ns
+    took["company"] += company_ns
+    took[own] += kernel_ns - starved_ns - company_ns
 
 
 def _because(limit: str, lines: Iterable[_Line]) -> str:

@@ -1,0 +1,28 @@
+"""How long the kernels were kept from the cores: other programs had them, or a limit of CPU time was reached."""
+
+from collections.abc import Callable
+from time import perf_counter_ns, process_time_ns
+from typing import TypeVar
+
+Asked = TypeVar("Asked")
+Result = TypeVar("Result")
+
+
+class Cores:
+    """For kernels that keep `threads` threads busy; 0: it is not known how many, and nothing is estimated."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def watched(self, compute: Callable[[Asked], Result], asked: Asked) -> tuple[Result, int]:
+        """What `compute` gave, and the estimate: of its time in ns, what its threads on average had no core.
+
+        Kernel threads spin while they wait for each other, so one that used no CPU time was not let run. What other
+        threads of this process used meanwhile counts as the kernels', which makes it an underestimate.
+        """
+        if not self._threads:
+            return compute(asked), 0
+        cpu_ns, began_ns = process_time_ns(), perf_counter_ns()
+        result = compute(asked)
+        took_ns, cpu_ns = perf_counter_ns() - began_ns, process_time_ns() - cpu_ns
+        return result, max(0, took_ns - cpu_ns // self._threads)
