@@ -55,7 +55,7 @@ def test_a_run_in_the_terminal() -> None:
     assert list(run_lines(by_hand())) == [
         "server    http://127.0.0.1:8000/v1 completions, model small (of twostep)",
         "workload  chat: 4 requests, 400 tokens in (64 in shared prefixes), 8 out",
-        "load      open loop, 4 requests/s, begun 2026-11-29 12:00:00 UTC",
+        "load      open loop, 4 requests/s asked, 1 due, begun 2026-11-29 12:00:00 UTC",
         "result    3 of 4 requests served in 4 s",
         "",
         "ms     mean    p50    p90    p99    max  of",
@@ -96,7 +96,7 @@ def test_what_was_not_measured_is_a_dash_and_never_zero() -> None:
     assert "served      - requests/s" in lines
     assert "tokens out  - /s; none came whole" in lines
     compared = [line for line in result_lines(result(failed, failed)) if line.split()[:1] == ["4"]]
-    assert [line.split() for line in compared] == [["4", "0", "3", *["-"] * 8]] * 2
+    assert [line.split() for line in compared] == [["4", "1", "0", "3", *["-"] * 8]] * 2
 
 
 def test_failures_are_told_by_kind_with_what_the_first_said() -> None:
@@ -131,10 +131,18 @@ def test_closed_loops_are_told_by_clients() -> None:
 
 
 def test_a_run_that_ended_early_says_so() -> None:
+    """Of six requests one was cut, and one not sent: neither failed."""
     whole = by_hand()
-    early = replace(whole, record=replace(whole.record, end=End.INTERRUPTED, warmup=2), rate=None)
+    cut = outcome(4, 3 * S, failure=Failure(FailureKind.CANCELLED, ""))
+    record = replace(whole.record, end=End.INTERRUPTED, warmup=2, outcomes=(*whole.record.outcomes, cut))
+    early = replace(whole, record=record, rate=None, workload=replace(whole.workload, requests=6))
     lines = list(run_lines(early))
-    assert "result    3 of 4 requests served in 4 s; ended early: interrupted" in lines
+    ended = "ended early (interrupted): 1 cut while under way, 1 not sent"
+    assert f"result    3 of 4 requests served in 4 s; {ended}" in lines
+    assert [line for line in lines if line.startswith("failed")] == [
+        "failed      1 connection dropped, such as: after 1 token"
+    ]
+    assert any("50.0% of requests" in line for line in lines)
     assert any("arrivals as in the workload" in line and "after 2 requests to warm up" in line for line in lines)
 
 

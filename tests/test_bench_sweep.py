@@ -33,6 +33,7 @@ RATES = Search(0.5, 1, 64)
 class Found:
     summary: LoadSummary
     kept_pace: bool = True
+    kept_up: bool = True
 
 
 @cache

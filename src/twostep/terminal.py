@@ -5,6 +5,11 @@ import sys
 from typing import TextIO
 
 
+def printable(text: str) -> str:
+    """What others wrote may hold anything, but not move a terminal's cursor."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+
+
 def bar(done: int, total: int, cells: int = 30) -> str:
     """`total` may be short of the truth, the bar then stays full; nothing to do is done."""
     filled = cells * min(done, total) // total if total else cells
@@ -20,7 +25,7 @@ class StatusLine:
 
     def say(self, line: str) -> None:
         """A line that stays."""
-        print(f"{self._clear()}twostep: {line}", file=self._stream, flush=True)
+        print(f"{self._clear()}twostep: {printable(line)}", file=self._stream, flush=True)
 
     def show(self, line: str) -> None:
         """Takes the place of what was shown last; cut to the terminal's width. Only where that is possible."""

@@ -13,7 +13,8 @@ LATE_S = 0.010
 
 @dataclass(frozen=True)
 class Open:
-    """Each request is sent when it is due, whatever became of the others."""
+    """Each request is sent when it is due, whatever became of the others; one that comes after another is due so long
+    after that one's end."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class RunRecord:
     started_at: datetime
     """UTC."""
     outcomes: tuple[Outcome, ...]
-    """Of all requests of the workload, in order of their number."""
+    """Of the requests that were sent, in order of their number."""
     end: End
     lateness: Summary | None
     """Seconds from when requests were due until they were sent; None if nothing was sent."""

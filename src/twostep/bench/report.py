@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from twostep.bench.output import write_file
 from twostep.bench.report_cdf import cdf_figures, cdf_legend
 from twostep.bench.report_figure import Figure, evenly
 from twostep.bench.report_loads import load_figures
@@ -13,7 +14,6 @@ from twostep.bench.report_style import STYLE
 from twostep.bench.result import Result, Run
 from twostep.bench.sweep import verdict_words
 from twostep.bench.table import comparison, facts, head, late_words, latencies, load_number, load_words, unit
-from twostep.errors import ResultError
 
 DETAILED = 6
 """At most so many runs are shown one by one; figures over loads have all."""
@@ -25,10 +25,7 @@ WORDS = (
 
 def write_report(result: Result, path: Path) -> None:
     """Raises `ResultError` where it cannot be written."""
-    try:
-        path.write_bytes(report(result).encode("utf-8", "replace"))  # a server may say lone surrogates
-    except OSError as error:
-        raise ResultError(f"{path}: cannot be written: {error.strerror}") from error
+    write_file(path, report(result).encode("utf-8", "replace"))  # a server may say lone surrogates
 
 
 def report(result: Result) -> str:

@@ -47,7 +47,7 @@ def requests_figure(run: Run) -> Figure:
                   height=row * len(shown) + 76, upright=True)  # fmt: skip
     bars = [bar for i, outcome in enumerate(shown) for bar in _bars(plane, outcome, plane.top + i * row, row)]
     note = "" if shown == outcomes else f"{len(shown)} of {len(outcomes):,} requests, evenly chosen. "
-    legend = [("waits for its first token", "wait"), ("gets its tokens", "c1"), ("failed", "failed")]
+    legend = [("waits for its first token", "wait"), ("gets its tokens", "c1"), ("failed, or cut", "failed")]
     if any(outcome.sent_ns - outcome.due_ns > LATE_S * S for outcome in shown):
         legend.insert(0, ("due, not sent: the client is late", "unsent"))
     title = "Timeline of requests"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from twostep.bench.client import Ask, Client, connect
 from twostep.bench.files import make_room
+from twostep.bench.outcome import Outcome
 from twostep.bench.probe import find_fit
 from twostep.bench.prompts import FIRST_ID, IdSource, Source, WordSource
 from twostep.bench.record import Closed, Fit, Mode, RunRecord
@@ -55,8 +56,8 @@ async def run(
 ) -> RunRecord:
     """Asks all of the workload. `report` is called some times a second; setting `stop` ends the run at once.
 
-    Requests that fail are outcomes. Raises `TargetError` if the server cannot be asked at all or `stop` is set before
-    the first of them, and `InvalidParameterError` for a workload or a mode that cannot be run.
+    Requests that fail are outcomes. Raises `TargetError` if the server cannot be asked at all, or the run ends before
+    the first of them is sent, and `InvalidParameterError` for a workload or a mode that cannot be run.
     """
     _check(workload, target, mode, options)
     stop = stop or asyncio.Event()
@@ -65,13 +66,14 @@ async def run(
     running = Running(workload, mode, client, _source(workload, fit, options, options.salt), room)
     started_at = datetime.now(UTC)
     end = await running.run(stop, options.limit_s, report)
+    outcomes = sent(running.outcomes())
     return RunRecord(
         server=client.server,
         workload=workload.name,
         source=workload.source,
         mode=mode,
         started_at=started_at,
-        outcomes=running.outcomes(),
+        outcomes=outcomes,
         end=end,
         lateness=summarise(running.lateness_s),
         lag=summarise(running.lag_s),
@@ -79,6 +81,13 @@ async def run(
         fit=fit,
         warmup=options.warmup,
     )
+
+
+def sent(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+    """The same. Raises `TargetError` for none."""
+    if not outcomes:
+        raise TargetError("the run ended before its first request was sent")
+    return outcomes
 
 
 def _check(workload: Workload, target: Target, mode: Mode, options: Options) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from twostep.bench.client import Ask, Client
 from twostep.bench.live import Progress
-from twostep.bench.outcome import Failure, FailureKind, Outcome
+from twostep.bench.outcome import Outcome
 from twostep.bench.prompts import Source
 from twostep.bench.record import End, Mode
 from twostep.bench.schedule import schedule
@@ -59,10 +59,8 @@ class Running:
         return end
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Of all requests, by number; those that were never sent count as cancelled now."""
-        now_ns = self._now_ns()
-        numbers = range(len(self._requests))
-        return tuple(self._outcomes.get(number) or self._unsent(number, now_ns) for number in numbers)
+        """Of the requests that were sent, by number."""
+        return tuple(self._outcomes[number] for number in sorted(self._outcomes))
 
     # --- what is due ----------------------------------------------------------------------------------------------
 
@@ -121,15 +119,9 @@ class Running:
             return
         outcome = self._outcomes[number] = task.result()
         self.lateness_s.append((outcome.sent_ns - outcome.due_ns) / 1e9)
-        self._failed += outcome.failure is not None
+        self._failed += outcome.failure is not None and not outcome.cut
         self._tokens += len(outcome.token_ns)
         self._schedule.ended(number, self._now_ns())
-
-    def _unsent(self, number: int, now_ns: int) -> Outcome:
-        request = self._requests[number]
-        failure = Failure(FailureKind.CANCELLED, "the run was ended before it was sent")
-        asked = request.input_tokens, request.output_tokens
-        return Outcome(number, now_ns, now_ns, (), now_ns, *asked, failure=failure)
 
     # --- itself -----------------------------------------------------------------------------------------------------
 

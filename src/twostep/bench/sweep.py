@@ -3,7 +3,7 @@
 Pure but for the callback that measures: what comes next follows from what was measured, in `next_level`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -11,6 +11,11 @@ from typing import Protocol
 from twostep.bench.limits import NAMES, asked
 from twostep.errors import InvalidParameterError
 from twostep.metrics.load import Limits, LoadSummary
+
+LEVEL_S = 20.0
+"""Of arrivals, at a level by rate."""
+LIMITS_LONG = 5
+"""And no less than so many times the limit that a queue breaks."""
 
 
 class Measured(Protocol):
@@ -23,12 +28,18 @@ class Measured(Protocol):
     def kept_pace(self) -> bool:
         """Whether the client kept its own schedule."""
 
+    @property
+    def kept_up(self) -> bool:
+        """Whether the server's queue did not grow on and on."""
+
 
 class Judgement(StrEnum):
     """Of one measurement."""
 
     MET = "met"
     MISSED = "missed"
+    BEHIND = "fell behind"
+    """Within the limits so far, but the queue grew: a longer run would have missed them."""
     LATE = "client late"
     """The client did not keep its schedule: the server was not asked what it should have been."""
 
@@ -80,7 +91,7 @@ class Point:
 
     level: float
     share: float
-    """Of requests that met every limit."""
+    """Of requests that met every limit; 0 where none ended."""
     judgement: Judgement
 
 
@@ -96,6 +107,17 @@ class Verdict:
     """The lowest level that did not."""
 
 
+def least_s(limits: Limits, asked_s: float | None) -> float:
+    """How long the arrivals of a level by rate last, at least. Raises `InvalidParameterError` for too short a time: a
+    server that is asked for a tenth too much uses up a limit of 1 s only after some 10 s."""
+    limit_s = limits.ttft_s if limits.e2e_s is None else limits.e2e_s
+    needed_s = LIMITS_LONG * (limit_s or 0)
+    if asked_s is not None and asked_s < needed_s:
+        allowed = f"at least {needed_s:g} s: {LIMITS_LONG} times the limit of {limit_s:g} s"
+        raise InvalidParameterError(f"sweep: {asked_s:g} s of arrivals are too short, allowed: {allowed}", "sweep_s")
+    return max(LEVEL_S, needed_s) if asked_s is None else asked_s
+
+
 async def sweep(search: Search, measure: Callable[[float], Awaitable[Measured | None]]) -> Verdict:
     """Measures level by level; None from `measure` stops the search. At most `search.most_runs` measurements."""
     points = list[Point]()
@@ -108,10 +130,19 @@ async def sweep(search: Search, measure: Callable[[float], Awaitable[Measured | 
 
 
 def judge(search: Search, level: float, measured: Measured) -> Point:
-    share = measured.summary.met / measured.summary.requests
+    """A level at which nothing ended in time is missed."""
+    share = measured.summary.met / max(1, measured.summary.requests)
     if not measured.kept_pace:
         return Point(level, share, Judgement.LATE)
-    return Point(level, share, Judgement.MET if share >= search.share else Judgement.MISSED)
+    if share < search.share:
+        return Point(level, share, Judgement.MISSED)
+    return Point(level, share, Judgement.MET if measured.kept_up else Judgement.BEHIND)
+
+
+def stopped(search: Search, measured: Iterable[tuple[float, Measured]]) -> Verdict:
+    """What is known after so many of its measurements."""
+    points = [judge(search, level, found) for level, found in measured]
+    return _verdict(search, points, Ending.STOPPED)
 
 
 def next_level(search: Search, points: Sequence[Point]) -> float | None:
@@ -149,7 +180,7 @@ def verdict_words(verdict: Verdict, unit: str) -> str:
     so_far = f"{met} {unit} met the limits" if verdict.met is not None else "no level met the limits"
     match verdict.ending:
         case Ending.FOUND:
-            return f"{met} {unit} is the highest that meets the limits; {missed} misses them"
+            return f"{met} {unit} is the highest that meets the limits; {_why_not(verdict)}"
         case Ending.BELOW:
             return f"not found: even {_level(search.lowest)} {unit}, the lowest allowed, misses the limits"
         case Ending.ABOVE:
@@ -160,6 +191,12 @@ def verdict_words(verdict: Verdict, unit: str) -> str:
             return f"not found in {search.most_runs} runs; {so_far}"
         case Ending.STOPPED:
             return f"stopped before it was found; {so_far}"
+
+
+def _why_not(verdict: Verdict) -> str:
+    found = [point.judgement for point in verdict.points if point.level == verdict.missed]
+    behind = found.count(Judgement.BEHIND) > found.count(Judgement.MISSED)
+    return f"at {_level(verdict.missed)} the server falls behind" if behind else f"{_level(verdict.missed)} misses them"
 
 
 def _verdict(search: Search, points: Sequence[Point], ending: Ending) -> Verdict:
@@ -195,7 +232,8 @@ def _bracket(votes: dict[float, list[bool]]) -> tuple[float | None, float | None
 def _client_is_the_limit(points: Sequence[Point], missed: float | None) -> bool:
     """Whether this level was missed rather by the client's being late than by the server."""
     found = [point.judgement for point in points if point.level == missed]
-    return found.count(Judgement.LATE) > found.count(Judgement.MISSED)
+    late = found.count(Judgement.LATE)
+    return late > len(found) - late - found.count(Judgement.MET)
 
 
 def _between(search: Search, met: float | None, missed: float | None) -> float | None:

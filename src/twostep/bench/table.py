@@ -10,7 +10,10 @@ from twostep.bench.result import Result, Run
 from twostep.bench.sweep import verdict_words
 from twostep.metrics.load import LoadSummary
 from twostep.metrics.summary import Summary
+from twostep.terminal import printable
 
+DUE = 0.95
+"""A rate that was offered to less than this is told beside the one that was asked."""
 NOTHING = "-"
 """What was not measured; never zero."""
 POPULATIONS = {"ttft": "requests", "itl": "gaps between tokens", "tpot": "requests", "e2e": "requests"}
@@ -47,15 +50,17 @@ def run_lines(run: Run) -> Iterator[str]:
 def comparison(runs: Sequence[Run]) -> list[list[str]]:
     """One row a run, under a header; latencies in ms."""
     title = "clients" if isinstance(runs[0].record.mode, Closed) else "asked/s"
-    header = [title, "served", "failed", "served/s", "tokens out/s"]
+    due = any(_waits(run) for run in runs)
+    header = [title, *["due/s"] * due, "served", "failed", "served/s", "tokens out/s"]
     header += [f"{name.upper()} {percentile}" for name, percentile in COMPARED]
     limited = any(True for run in runs for _ in asked(run.limits))
-    return [header + ["goodput/s", "of requests"] * limited, *(_comparison_row(run, limited) for run in runs)]
+    return [header + ["goodput/s", "of requests"] * limited, *(_comparison_row(run, limited, due) for run in runs)]
 
 
-def _comparison_row(run: Run, limited: bool) -> list[str]:
+def _comparison_row(run: Run, limited: bool, due: bool) -> list[str]:
     found = run.summary
-    row = [load_number(run), str(found.served), str(found.requests - found.served)]
+    offered = [NOTHING if run.offered is None else number(run.offered)] * due
+    row = [load_number(run), *offered, str(found.served), str(found.requests - found.served)]
     row += _rates(run, found.request_rate, found.output_rate)
     row += [ms(_value(found, name, percentile)) for name, percentile in COMPARED]
     return row + [number(found.goodput), percent(found.met, found.requests)] * limited
@@ -76,15 +81,22 @@ def head(run: Run) -> list[list[str]]:
     rows = [["server", f"{record.server.url} {record.server.endpoint}, model {record.server.model}{owner}"]]
     rows.append(["workload", f"{record.workload or 'unnamed'}: {_workload_words(run)}"])
     rows.append(["load", f"{load_words(run)}, begun {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"])
-    served = f"{found.served:,} of {found.requests:,} requests served in {number(found.duration_s)} s"
-    return [*rows, ["result", served + _ended_early(record.end)]]
+    served = f"{found.served:,} of {plural(found.requests, 'request')} served in {number(found.duration_s)} s"
+    return [*rows, ["result", served + _ended_early(run)]]
 
 
 def load_words(run: Run) -> str:
     mode = run.record.mode
     if isinstance(mode, Closed):
         return f"closed loop, {plural(mode.clients, 'client')}"
-    return "open loop, " + ("arrivals as in the workload" if run.rate is None else f"{run.rate:g} requests/s")
+    if run.rate is None:
+        return "open loop, arrivals as in the workload"
+    return f"open loop, {run.rate:g} requests/s" + (f" asked, {run.offered:.3g} due" if _waits(run) else "")
+
+
+def _waits(run: Run) -> bool:
+    """Whether fewer requests were due than asked, as some wait for answers and for who thinks about them."""
+    return run.rate is not None and run.offered is not None and run.offered < DUE * run.rate
 
 
 def load_number(run: Run) -> str:
@@ -124,7 +136,7 @@ def facts(run: Run) -> list[list[str]]:
 
 def failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
     """Each kind with how often it was, the most frequent first, and what the first of them said."""
-    failed = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    failed = [outcome.failure for outcome in outcomes if outcome.failure is not None and not outcome.cut]
     examples = {failure.kind: failure.detail for failure in reversed(failed)}
     for kind, count in Counter(failure.kind for failure in failed).most_common():
         yield f"{count} {kind}" + (f", such as: {examples[kind]}" if examples[kind] else "")
@@ -164,8 +176,11 @@ def _warmup(requests: int) -> str:
     return f", after {plural(requests, 'request')} to warm up" if requests else ""
 
 
-def _ended_early(end: End) -> str:
-    return "" if end is End.WHOLE else f"; ended early: {end}"
+def _ended_early(run: Run) -> str:
+    """And what became of the requests that are neither served nor failed."""
+    if run.record.end is End.WHOLE:
+        return ""
+    return f"; ended early ({run.record.end}): {run.summary.cut:,} cut while under way, {run.not_sent:,} not sent"
 
 
 def _input_words(outcomes: Iterable[Outcome]) -> str:
@@ -209,6 +224,8 @@ def number(value: float) -> str:
 
 def percent(part: int, whole: int) -> str:
     """Never rounded up to all."""
+    if not whole:
+        return NOTHING
     return "100%" if part == whole else f"{min(100 * part / whole, 99.9):.1f}%"
 
 
@@ -223,8 +240,3 @@ def aligned(rows: Sequence[Sequence[str]], words: Set[int] = frozenset({0})) -> 
     for row in shown:
         cells = (row[i].ljust(width) if i in words else row[i].rjust(width) for i, width in enumerate(widths))
         yield "  ".join(cells).rstrip()
-
-
-def printable(text: str) -> str:
-    """What a server says may hold anything, but not move a terminal's cursor."""
-    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)

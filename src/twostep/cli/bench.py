@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostep.cli import engine_options
+from twostep.cli.numbers import list_within, whole_within, within
 from twostep.cli.subcommands import Subcommands
 from twostep.cli.workload import add_changes
 
@@ -16,12 +18,13 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_REQUESTS = 64
 DEFAULT_CLIENTS = (1.0, 4.0, 16.0)
 """Where no load is named, and the workload has none of its own."""
+SECONDS = within(0.001, 1_000_000)
 MADE_UP = ("chat", "rag", "batch")
 
 EXAMPLES = """\
 examples:
   twostep bench --url http://127.0.0.1:8000 --workload chat --rate 0.5,1,2 --goodput ttft:500 tpot:50 --html report.html
-  twostep bench --workload azure-conv --max-input 2000 --max-output 200 --first 200 --rate 1
+  twostep bench --workload azure-conv --max-input 2000 --max-output 200 --requests 200 --rate 1
   twostep bench --workload rag --sweep --goodput ttft:2000 tpot:60
   twostep bench --offline --workload batch --concurrency 16
 """
@@ -55,9 +58,11 @@ def _add_target(group: "argparse._ArgumentGroup") -> None:
         "--no-ignore-eos", action="store_true", help="let answers end early: lengths are then those of the model"
     )
     group.add_argument("--token-ids", type=int, metavar="VOCABULARY", help="prompts of token ids below this, not text")
-    group.add_argument("--tokens-per-word", type=float, metavar="X", help="for servers that do not report usage")
-    group.add_argument("--stall-s", type=float, metavar="S", help="a request has failed without a byte for so long")
-    group.add_argument("--request-limit-s", type=float, metavar="S", help="a request has failed after so long")
+    group.add_argument(
+        "--tokens-per-word", type=within(0.1, 20), metavar="X", help="for servers that do not report usage"
+    )
+    group.add_argument("--stall-s", type=SECONDS, metavar="S", help="a request has failed without a byte for so long")
+    group.add_argument("--request-limit-s", type=SECONDS, metavar="S", help="a request has failed after so long")
 
 
 def _add_workload(group: "argparse._ArgumentGroup") -> None:
@@ -66,18 +71,28 @@ def _add_workload(group: "argparse._ArgumentGroup") -> None:
         help=f"{', '.join(MADE_UP)}, the name of an excerpt, or a file; see twostep workload (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--requests", type=int, metavar="N", help=f"so many; of a file the first (default: {DEFAULT_REQUESTS}, or all)"
+        "--requests",
+        type=whole_within(1, 1_000_000),
+        metavar="N",
+        help=f"so many; of a file the first (default: {DEFAULT_REQUESTS}, or all); more in --sweep if needed",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of what is made up (default: %(default)s)")
-    group.add_argument("--cv", type=float, metavar="CV", help="burstiness of what is made up (default: 1, Poisson)")
+    group.add_argument(
+        "--cv", type=within(0, 100), metavar="CV", help="burstiness of what is made up (default: 1, Poisson)"
+    )
     add_changes(group)
 
 
 def _add_load(group: "argparse._ArgumentGroup") -> None:
     loads = group.add_mutually_exclusive_group()
-    loads.add_argument("--rate", type=_levels, metavar="R,...", help="open loop: requests per second, one run for each")
     loads.add_argument(
-        "--concurrency", "--closed-loop", type=_levels, metavar="N,...",
+        "--rate",
+        type=list_within(1e-3, 1e6),
+        metavar="R,...",
+        help="open loop: requests per second, one run for each",
+    )
+    loads.add_argument(
+        "--concurrency", "--closed-loop", type=list_within(1, 100_000), metavar="N,...",
         help="closed loop: clients that each ask the next when they have their answer, one run for each number",
     )  # fmt: skip
     group.add_argument(
@@ -88,45 +103,81 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
         "--goodput", nargs="+", default=[], metavar="NAME:MS",
         help="limits that a request has to keep, of ttft, itl (each gap), tpot, e2e, such as ttft:500 tpot:50",
     )  # fmt: skip
-    group.add_argument("--share", type=float, metavar="X", help="of requests that have to, in --sweep (default: 0.99)")
-    group.add_argument("--warmup", type=int, default=2, metavar="N", help="requests before each run (default: 2)")
-    group.add_argument("--time-limit-s", type=float, metavar="S", help="a run ends after so long with what there is")
+    group.add_argument(
+        "--sweep-s", type=SECONDS, metavar="S",
+        help="so long arrivals last at each rate of --sweep, at least (default: 20, and 5 times the limit)",
+    )  # fmt: skip
+    group.add_argument(
+        "--share", type=within(1e-6, 1), metavar="X", help="of requests that have to, in --sweep; default: 0.99"
+    )
+    group.add_argument(
+        "--warmup", type=whole_within(0, 10_000), default=2, metavar="N", help="requests before each run (default: 2)"
+    )
+    group.add_argument("--time-limit-s", type=SECONDS, metavar="S", help="a run ends after so long with what there is")
     group.add_argument("--salt", metavar="TEXT", help="the same gives the same prompts again (default: new ones)")
 
 
 def _add_output(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--out", type=Path, metavar="FILE", help="JSON with every request's times")
-    group.add_argument("--html", type=Path, metavar="FILE", help="a report with plots, one file")
-    group.add_argument("--read", type=Path, metavar="FILE", help="measure nothing; show what --out wrote")
-
-
-def _levels(text: str) -> tuple[float, ...]:
-    """`2,4,8`."""
-    levels = tuple(float(word) for word in text.split(","))
-    if not all(0 < level < float("inf") for level in levels):
-        raise ValueError
-    return levels
-
-
-_levels.__name__ = "list of numbers above 0"  # argparse shows it
+    group.add_argument("--out", type=Path, metavar="FILE", help="JSON with every request's times; replaces the file")
+    group.add_argument("--html", type=Path, metavar="FILE", help="a report with plots, one file; replaces it")
+    group.add_argument(
+        "--read",
+        type=Path,
+        metavar="FILE",
+        help="measure nothing; show what --out wrote, by other limits if --goodput has some",
+    )
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from twostep.bench.report import write_report
-    from twostep.bench.result import read_result, write_result
-    from twostep.bench.table import result_lines
-    from twostep.cli.bench_runs import check_options, measure
+    from twostep.bench.output import check_outputs
+    from twostep.cli.bench_checks import check_options
 
     check_options(options, parser)
-    result = read_result(options.read) if options.read else measure(options)
-    print("\n".join(result_lines(result)))
+    check_outputs(options.out, options.html)
+    if options.read:
+        _show(_read(options), options)
+    else:
+        _measure(options)
+
+
+def _read(options: argparse.Namespace) -> "Result":
+    """With other limits, where --goodput has some: then what a sweep found with its own says nothing."""
+    from twostep.bench.limits import parse_limits
+    from twostep.bench.result import read_result
+
+    limits = parse_limits(options.goodput)
+    result = read_result(options.read)
+    if not options.goodput:
+        return result
+    return replace(result, runs=tuple(replace(run, limits=limits) for run in result.runs), sweep=None)
+
+
+def _measure(options: argparse.Namespace) -> None:
+    """What there is is shown and kept also where it ends with an error or a signal."""
+    import asyncio
+
+    from twostep.cli.bench_runs import Measuring
+
+    measuring = Measuring(options)
+    try:
+        asyncio.run(measuring.run())
+    finally:
+        if (result := measuring.result()).runs:
+            _show(result, options)
+    if measuring.ended_by is not None:
+        sys.exit(128 + measuring.ended_by)
+    if not any(run.summary.served for run in result.runs):
+        sys.exit(1)
+
+
+def _show(result: "Result", options: argparse.Namespace) -> None:
+    """Files first: whoever reads the lines may be gone."""
+    from twostep.bench.report import write_report
+    from twostep.bench.result import write_result
+    from twostep.bench.table import result_lines
+
     if options.out:
         write_result(result, options.out)
     if options.html:
         write_report(result, options.html)
-    if _nothing_served(result):
-        sys.exit(1)
-
-
-def _nothing_served(result: "Result") -> bool:
-    return not any(run.summary.served for run in result.runs)
+    print("\n".join(result_lines(result)))

@@ -15,6 +15,7 @@ from twostep.bench.outcome import Failure, FailureKind, Outcome
 from twostep.bench.prompts import IdSource
 from twostep.bench.record import Closed, End, Mode, RunRecord, Server
 from twostep.bench.result import Step
+from twostep.bench.run import sent
 from twostep.bench.schedule import schedule
 from twostep.engine.llm import LLM
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
@@ -54,7 +55,7 @@ class Offline:
             source=workload.source,
             mode=mode,
             started_at=started_at,
-            outcomes=run.outcomes(),
+            outcomes=sent(run.outcomes()),
             end=end,
             lateness=None,  # who comes during a step is heard after it, as by a server: that is no delay of a client
             lag=None,
@@ -109,8 +110,9 @@ class _Run:
                 self._line.clear()
 
     def outcomes(self) -> tuple[Outcome, ...]:
+        """Of the requests that were sent, by number."""
         now = self._now()
-        return tuple(self._outcomes.get(number) or self._unserved(number, now) for number in range(len(self._requests)))
+        return tuple(self._outcomes.get(number) or self._cut(number, now) for number in sorted(self._sent))
 
     async def _turn(self) -> None:
         """One step, or a pause where there is none to make."""
@@ -154,8 +156,8 @@ class _Run:
             failure=failed,
         )
 
-    def _unserved(self, number: int, now: int) -> Outcome:
-        due_ns, sent_ns = self._sent.get(number, (now, now))
+    def _cut(self, number: int, now: int) -> Outcome:
+        due_ns, sent_ns = self._sent[number]
         asked: WorkloadRequest = self._requests[number]
         gone = Failure(FailureKind.CANCELLED, "the run was ended before")
         return Outcome(number, due_ns, sent_ns, (), now, asked.input_tokens, asked.output_tokens, failure=gone)

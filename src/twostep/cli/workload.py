@@ -1,11 +1,13 @@
 """`twostep workload`: makes up traffic, reads that of others, shows what is in a file."""
 
 import argparse
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import Field, asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twostep.cli.flags import naming_flags
 from twostep.cli.subcommands import Subcommands
 
 if TYPE_CHECKING:
@@ -67,16 +69,19 @@ def _add_parameter(parser: argparse.ArgumentParser, parameter: "Field[Any]") -> 
 
 def _span(text: str) -> tuple[int, int]:
     """`100` or `100-900`."""
-    least, _, most = text.partition("-")
-    return int(least), int(most or least)
+    found = re.fullmatch(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a length, such as 100, or LEAST-MOST, such as 100-900")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def _make(options: argparse.Namespace, kind: Any, parser: argparse.ArgumentParser) -> None:
     from twostep.workload.format import write_workload
     from twostep.workload.kinds import make_workload
 
-    made = kind(**{parameter.name: getattr(options, parameter.name) for parameter in fields(kind)})
-    workload = make_workload(made, _arrivals(options, parser), options.requests, options.seed)
+    with naming_flags(parser, {"first_rate": "--rate", "last_rate": "--to-rate"}):
+        made = kind(**{parameter.name: getattr(options, parameter.name) for parameter in fields(kind)})
+        workload = make_workload(made, _arrivals(options, parser), options.requests, options.seed)
     write_workload(options.out, workload)
     print(*_lines(workload), sep="\n")
 
@@ -113,7 +118,7 @@ def _add_import(actions: Subcommands) -> None:
     add_changes(group)
     group.add_argument("--rate-scale", type=float, metavar="X", help="multiply the rate")
     group.add_argument("--rate", type=float, metavar="R", help="requests per second, in the mean")
-    parser.set_defaults(run=_import)
+    parser.set_defaults(run=lambda options: _import(options, parser))
 
 
 def add_changes(group: "argparse._ArgumentGroup") -> None:
@@ -125,14 +130,15 @@ def add_changes(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--max-output", type=int, metavar="N", dest="max_output_tokens", help="clip longer answers")
 
 
-def _import(options: argparse.Namespace) -> None:
+def _import(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from twostep.terminal import StatusLine
     from twostep.workload.find import find_workload
     from twostep.workload.format import write_workload
     from twostep.workload.reshape import Changes, reshaped
 
     say = StatusLine().say
-    changes = Changes(**{change.name: getattr(options, change.name) for change in fields(Changes)})
+    with naming_flags(parser):
+        changes = Changes(**{change.name: getattr(options, change.name) for change in fields(Changes)})
     workload = reshaped(find_workload(options.workload, say), changes, say)
     workload = workload if options.name is None else replace(workload, name=options.name)
     write_workload(options.out, workload)
@@ -175,10 +181,12 @@ def _figures(workload: "Workload") -> dict[str, Any]:
 
 
 def _lines(workload: "Workload") -> Iterator[str]:
+    from twostep.terminal import printable
+
     figures = _figures(workload)
     followers = figures["requests"] - figures["starts"]
-    yield f"name      {figures['name'] or '-'}"
-    yield f"source    {figures['source'] or '-'}"
+    yield f"name      {printable(figures['name']) or '-'}"
+    yield f"source    {printable(figures['source']) or '-'}"
     yield f"requests  {figures['requests']}" + (f", {followers} of them after the end of another" if followers else "")
     if figures["rate"] is None:
         yield "arrivals  all at once" if figures["requests"] else "arrivals  none"

@@ -21,6 +21,8 @@ class RequestTimes:
     input_tokens: int = 0
     failure: str | None = None
     """Its kind, if it was not served whole. Then it counts under `failures` and nowhere else."""
+    cut: bool = False
+    """Whoever asked ended it while it was under way: neither served nor failed, and counted apart."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -53,8 +55,12 @@ class Limits:
         longest = max(request.itl_s, default=None)
         values = (request.ttft_s, longest, request.tpot_s, request.e2e_s)
         limits = (self.ttft_s, self.itl_s, self.tpot_s, self.e2e_s)
-        return request.failure is None and all(
-            value is None or limit is None or value <= limit for value, limit in zip(values, limits, strict=True)
+        return (
+            request.failure is None
+            and not request.cut
+            and all(
+                value is None or limit is None or value <= limit for value, limit in zip(values, limits, strict=True)
+            )
         )
 
 
@@ -65,6 +71,9 @@ class LoadSummary:
     duration_s: float
     """From the moment that the first request was due to the end of the last one."""
     requests: int
+    """That came to their own end, well or not."""
+    cut: int
+    """Ended by whoever asked; of them nothing else counts."""
     served: int
     failures: dict[str, int]
     """By kind, the most frequent first."""
@@ -104,12 +113,14 @@ class LoadSummary:
 def summarise_load(requests: Iterable[RequestTimes], limits: Limits | None = None) -> LoadSummary:
     """Raises `ValueError` for no requests: they have no duration."""
     asked = list(requests)
-    served = [request for request in asked if request.failure is None]
-    failures = Counter(request.failure for request in asked if request.failure is not None)
+    ended = [request for request in asked if not request.cut]
+    served = [request for request in ended if request.failure is None]
+    failures = Counter(request.failure for request in ended if request.failure is not None)
     duration_ns = max(request.ended_ns for request in asked) - min(request.asked_ns for request in asked)
     return LoadSummary(
         duration_s=max(duration_ns, 1) / 1e9,
-        requests=len(asked),
+        requests=len(ended),
+        cut=len(asked) - len(ended),
         served=len(served),
         failures=dict(failures.most_common()),
         ttft=summarise(_known(request.ttft_s for request in served)),
