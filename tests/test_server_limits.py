@@ -96,6 +96,13 @@ def test_long_bodies_share_their_room(server_host: Host) -> None:
     assert short.status_code == again.status_code == 200
 
 
+def test_a_body_that_is_understood_takes_no_room(server: Served) -> None:
+    body = {**LONG, "stream": True, "user": "x" * 100_000}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30):
+        assert server.state.flights
+        assert server.state.bodies.held == 0
+
+
 WORDS = "The tortoise and the hare. "
 
 

@@ -59,7 +59,7 @@ def _routes(state: ServerState) -> list[Route]:
         Route("/metrics", observations.metrics),
         Route("/openapi.json", serve_document),
         Route("/docs", serve_page),
-        Route("/", RedirectResponse("/docs")),
+        Route("/", RedirectResponse("/docs"), methods=["GET"]),
     ]
 
 

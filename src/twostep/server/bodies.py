@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Bodies:
-    """All that are being read or understood."""
+    """All that are being read or understood. `held` counts what they hold of the room for long ones."""
 
     def __init__(self, max_bytes: int, long_bytes: int = LONG_BYTES) -> None:
         """`max_bytes` is the longest of one, `long_bytes` that of all which are not short."""
@@ -42,12 +42,11 @@ class Bodies:
         self._short = ThreadPoolExecutor(THREADS, "short body")
         self._long = ThreadPoolExecutor(THREADS, "long body")
         self.held = 0
-        """Bytes of long ones."""
         self._lock = Lock()
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator["Body"]:
-        """For as long as the block lasts. Raises `ApiError` with status 413, 408 or 429, `ClientGoneError`."""
+        """For the block's time, or until it is understood. Raises `ApiError` (413, 408 or 429), `ClientGoneError`."""
         announced = request.headers.get("content-length", "")
         if announced.isdecimal():
             self._check_length(int(announced))
@@ -63,16 +62,18 @@ class Bodies:
         self._check_length(length)
         if length <= SHORT_BYTES:
             return
-        if self.held + length - body.held > self._long_bytes:
-            problem = f"bodies longer than {SHORT_BYTES} bytes have {self._long_bytes} in all, which are taken"
-            raise ApiError(f"{problem}; try again later", status=429, code="queue_full")
-        self._add(length - body.held)
-        body.held = length
+        with self._lock:
+            held = self.held + length - body.held
+            if held > self._long_bytes:
+                problem = f"bodies longer than {SHORT_BYTES} bytes have {self._long_bytes} in all, which are taken"
+                raise ApiError(f"{problem}; try again later", status=429, code="queue_full")
+            self.held, body.held = held, length
 
     def give_back(self, body: "Body") -> None:
-        """From any thread."""
-        self._add(-body.held)
-        body.held = 0
+        """From any thread; once more is nothing more."""
+        with self._lock:
+            self.held -= body.held
+            body.held = 0
 
     def threads(self, length: int) -> ThreadPoolExecutor:
         """Those that work on bodies of such a length."""
@@ -82,10 +83,6 @@ class Bodies:
         """Work that has not begun never will."""
         for pool in (self._short, self._long):
             pool.shutdown(wait=False, cancel_futures=True)
-
-    def _add(self, length: int) -> None:
-        with self._lock:
-            self.held += length
 
     def _check_length(self, length: int) -> None:
         if length > self._max_bytes:
@@ -116,14 +113,18 @@ class Body:
             raise ClientGoneError from None
 
     async def understood(self, understand: Callable[[bytearray], T]) -> T:
-        """What `understand` makes of it, in a thread. Whoever is cancelled meanwhile does not wait for the thread; work
-        that has not begun never will."""
-        work = self._bodies.threads(len(self._content)).submit(understand, self._content)
+        """What `understand` makes of it, in a thread; the body itself is gone then. Whoever is cancelled meanwhile does
+        not wait for the thread; work that has not begun never will."""
+        content, self._content = self._content, bytearray()
+        work = self._bodies.threads(len(content)).submit(understand, content)
         self._work = work
-        return await asyncio.wrap_future(work)
+        try:
+            return await asyncio.wrap_future(work)
+        finally:
+            self.leave()
 
     def leave(self) -> None:
-        """Nobody waits for it any more. Its room is free once no thread works on it."""
+        """Nobody needs it any more. Its room is free once no thread works on it."""
         if self._work is None or self._work.done() or self._work.cancel():
             self._bodies.give_back(self)
         else:
