@@ -62,15 +62,53 @@ def test_arrivals(flags: list[str], arrivals: str, tmp_path: Path, capsys: pytes
     [
         (["make", "batch", "--cv", "2", "--out", "w"], 2, "--cv and --to-rate need --rate"),
         (["make", "batch", "--rate", "1", "--cv", "2", "--to-rate", "2", "--out", "w"], 2, "exclude each other"),
+        (["make", "fixed", "--input-tokens", "5-", "--out", "w"], 2, "'5-' is not a length"),
+        (
+            ["make", "fixed", "--input-tokens", "0", "--out", "w"],
+            1,
+            "--input-tokens is 0; it has to be from 1 to 1e+07",
+        ),
+        (["make", "fixed", "--output-tokens", "5-3", "--out", "w"], 1, "--output-tokens is 5-3; the least has to come"),
+        (["make", "batch", "--rate", "2", "--to-rate", "0", "--out", "w"], 1, "twostep: --to-rate is 0; it has to be"),
+        (
+            ["make", "batch", "--requests", "9" * 400, "--out", "w"],
+            1,
+            "--requests is 999999999999999999...9999999999999999999; it has",
+        ),
+        (
+            ["make", "chat", "--context-tokens", "9", "--system-tokens", "0", "--user-tokens", "2", "--out", "w"],
+            1,
+            "--answer-tokens is 90; it has to be from 1 to 9",
+        ),
+        (
+            ["make", "batch", "--context-tokens", "500", "--out", "w"],
+            1,
+            "8 times --input-tokens 300 and --answer-tokens",
+        ),
+        (
+            ["import", "azure-code", "--rate", "1", "--rate-scale", "2", "--out", "w"],
+            1,
+            "--rate and --rate-scale both say how fast requests come",
+        ),
+        (["import", "azure-code", "--max-input", "0", "--out", "w"], 1, "--max-input is 0; it has to be from 1"),
+        (["import", "azure-code", "--from-s", "1e6", "--out", "w"], 1, "requests is left: those from 1e+06 s"),
         (["make", "batch"], 2, "the following arguments are required: --out"),
-        (["make", "fixed", "--input-tokens", "few", "--out", "w"], 2, "argument --input-tokens: invalid"),
-        (["make", "chat", "--turns", "0", "--out", "w"], 1, "turns is 0; it has to be from 1 to 1000"),
+        (
+            ["make", "fixed", "--input-tokens", "few", "--out", "w"],
+            2,
+            "--input-tokens: 'few' is not a length, such as 100, or LEAST-MOST",
+        ),
+        (["make", "chat", "--turns", "0", "--out", "w"], 1, "twostep: --turns is 0; it has to be from 1 to 1000"),
         (
             ["import", "none.csv", "--out", "w"],
             1,
             "none.csv: No such file or directory; it has to be a file, or one of",
         ),
-        (["import", "azure-code", "--rate", "0", "--out", "w"], 1, "rate is 0; it has to be from 1e-06 to 1e+06"),
+        (
+            ["import", "azure-code", "--rate", "0", "--out", "w"],
+            1,
+            "twostep: --rate is 0; it has to be from 1e-06 to 1e+06",
+        ),
         (["show", "."], 1, ".: Is a directory; it has to be a file, or one of azure-code"),
     ],
 )

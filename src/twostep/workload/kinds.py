@@ -210,8 +210,10 @@ class Fixed:
     def __post_init__(self) -> None:
         for name in ("input_tokens", "output_tokens"):
             least, most = getattr(self, name)
-            check_within(name, least, 1, most)
+            check_within(name, least, 1, MOST_LENGTH)
             check_within(name, most, 1, MOST_LENGTH)
+            if least > most:
+                raise InvalidParameterError(f"{name} is {least}-{most}; the least has to come before the most", name)
 
     @property
     def requests_per_arrival(self) -> float:
