@@ -168,11 +168,11 @@ def test_a_conversation_ends_where_the_context_does() -> None:
 
 
 def test_what_a_cache_can_find_of_conversations() -> None:
-    """Of a follower's prompt all full blocks of the prompt before; of a first turn's the system prompt."""
+    """Of a follower's prompt all of the prompt before; of a first turn's the system prompt."""
     workload = make_workload(Chat(turns=4), Renewal(2.0), 400, 3)
     shared = list(workload.shared_tokens())
     for request, tokens in zip(workload.requests[1:], shared[1:], strict=True):
-        before = 256 if request.after is None else workload.requests[request.after].input_tokens // 16 * 16
+        before = 256 if request.after is None else workload.requests[request.after].input_tokens
         assert tokens == before
 
 
@@ -230,7 +230,7 @@ def test_the_source_says_how_it_was_made() -> None:
         (lambda: Batch(input_tokens=500),
          "context_tokens is 4096; it has to be 4800 at least: 0 before, "
          "and 8 times input_tokens 500 and answer_tokens 100"),
-        (lambda: Fixed(input_tokens=(9, 8)), "input_tokens is 9; it has to be from 1 to 8"),
+        (lambda: Fixed(input_tokens=(9, 8)), "input_tokens is 9-8; the least has to come before the most"),
         (lambda: make_workload(Batch(), AtOnce(), 0), "requests is 0; it has to be from 1 to 1e+06"),
     ],
 )  # fmt: skip

@@ -33,12 +33,19 @@ class Workload:
     """Where it comes from, with the licence of what it was made of."""
 
     def shared_tokens(self) -> Iterator[int]:
-        """Of each request, prompt tokens whose blocks an earlier one began with too: at most these are found in a
-        prefix cache."""
+        """Of each request, the first tokens of its prompt that an earlier prompt begins with too. No prefix cache finds
+        more, whatever its blocks: of a block that both have, which reaches beyond the end of one, as far as that end.
+
+        The sum is the same in any order of the requests, as each has as many tokens that no other before it had.
+        """
         tree = dict[tuple[int, int], int]()  # from a node and a block to the node after it; the root is 0
+        reach = [0]  # of each node, tokens up to its block's end, or to that of the longest prompt that ends in it
         for request in self.requests:
             node = shared = 0
-            for block in request.blocks[: request.input_tokens // self.block_tokens]:
-                shared += (node, block) in tree
-                node = tree.setdefault((node, block), len(tree) + 1)
-            yield shared * self.block_tokens
+            for number, block in enumerate(request.blocks, start=1):
+                node = tree.setdefault((node, block), len(reach))
+                reach += [0] * (node == len(reach))
+                end = min(number * self.block_tokens, request.input_tokens)
+                shared = max(shared, min(reach[node], end))
+                reach[node] = max(reach[node], end)
+            yield shared
