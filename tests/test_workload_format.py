@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
+from twostep.workload.foreign import open_workload
 from twostep.workload.format import BY_END, header_line, read_workload, request_line, write_workload
 from twostep.workload.workload import Workload, WorkloadRequest
 
@@ -81,6 +82,21 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         assert said == [f"{path}, line 3: the last line is cut off, it was left out"]
 
 
+def test_a_last_line_that_is_whole_and_wrong_is_no_torn_one(tmp_path: Path) -> None:
+    for row, told in (
+        ('{"arrival_s": 1, "arrival_s": 2}', "'arrival_s' is there more than once"),
+        ('{"arrival_s": ' + "9" * 5000 + "}", "not JSON: Exceeds the limit"),
+    ):
+        assert told in complaint(write(tmp_path, HEADER, ROW, row, end=""))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_workload(tmp_path: Path) -> None:
+    """As some editors write one."""
+    path = tmp_path / "w"
+    path.write_text(json.dumps(HEADER) + "\n" + json.dumps(ROW) + "\n", encoding="utf-8-sig")
+    assert len(read_workload(path, silent).requests) == len(open_workload(path, silent).requests) == 1
+
+
 def test_rows_in_order_of_their_end_are_sorted_and_count_from_the_first(tmp_path: Path) -> None:
     rows = [{**ROW, "arrival_s": at_s} for at_s in (107.25, 100.5, 103.0)]
     read = read_workload(write(tmp_path, {**HEADER, "order": BY_END}, *rows), silent)
@@ -108,6 +124,8 @@ def test_rows_in_order_of_their_end_are_sorted_and_count_from_the_first(tmp_path
         ({**ROW, "after": 1}, "after is 1; it has to be a whole number from 0 to 0"),
         ({**ROW, "after": None}, "after is None; it has to be a whole number from 0 to 0"),
         ({**ROW, "text": 5}, "text is 5; it has to be a text"),
+        ('{"arrival_s": 2, "input_tokens": 1, "output_tokens": 1, "input_tokens": 9}',
+         "'input_tokens' is there more than once"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(tmp_path: Path, row: object, told: str) -> None:

@@ -43,6 +43,14 @@ def test_a_window_counts_from_its_begin(said: list[str]) -> None:
     assert kept.source == "by hand; from 1 s to 8 s"
 
 
+@pytest.mark.parametrize("changes", [Changes(from_s=1e6), Changes(from_s=2.5, to_s=2.5), Changes(sample=1e-6)])
+def test_a_workload_that_would_lose_all_its_requests_is_refused(changes: Changes) -> None:
+    with pytest.raises(WorkloadError, match=r"none of the 4 requests is left: (those from|a sample of)"):
+        reshaped(FOUR, changes, print)
+    empty = replace(FOUR, requests=())
+    assert reshaped(empty, changes, print).requests == []
+
+
 def test_who_follows_goes_where_the_other_goes(said: list[str]) -> None:
     workload = Workload([*FOUR.requests, WorkloadRequest(1.0, 1, 1, after=1), WorkloadRequest(1.0, 1, 1, after=4)])
     kept = reshaped(workload, Changes(from_s=2.0), said.append)
@@ -98,7 +106,7 @@ def test_the_rate_is_the_one_that_was_asked_for(rate: float, said: list[str]) ->
 
 def test_what_comes_all_at_once_has_no_rate(said: list[str]) -> None:
     workload = make_workload(Rag(), AtOnce(), 5)
-    with pytest.raises(WorkloadError, match="rag has no rate to change: its requests come all at once"):
+    with pytest.raises(WorkloadError, match="'rag' has no rate to change: its requests come all at once"):
         reshaped(workload, Changes(rate=1.0), said.append)
 
 
@@ -217,7 +225,7 @@ def test_all_changes_in_their_order(said: list[str]) -> None:
         ({"requests": 0}, "requests is 0; it has to be from 1 to 1e+09"),
         ({"from_s": 5.0, "to_s": 4.0}, "to_s is 4; it has to be from 5 to 1e+12"),
         ({"length_scale": float("nan")}, "length_scale is nan; it has to be from 1e-06 to 1e+06"),
-        ({"rate": 1.0, "rate_scale": 1.0}, "rate_scale and rate both say how fast requests come; give one"),
+        ({"rate": 1.0, "rate_scale": 1.0}, "rate and rate_scale both say how fast requests come; give one"),
     ],
 )
 def test_changes_that_cannot_be(changes: dict[str, float], told: str) -> None:

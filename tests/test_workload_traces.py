@@ -63,6 +63,12 @@ def test_times_may_have_a_zone(tmp_path: Path, said: list[str], mark: str) -> No
     assert lengths(workload) == [(0.0, 2162, 5), (0.99007, 7, 5)]
 
 
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, said: list[str]) -> None:
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n2024-05-10 00:00:00,1,2,3\n"
+    with pytest.raises(WorkloadError, match=r"trace\.csv, line 1: 'ContextTokens' is there more than once"):
+        open_workload(file(tmp_path, rows), said.append)
+
+
 def test_mooncake_blocks_become_shared_prefixes(tmp_path: Path, said: list[str]) -> None:
     rows = "".join(json.dumps(row) + "\n" for row in MOONCAKE)
     workload = open_workload(file(tmp_path, rows, "conversation.jsonl"), said.append)

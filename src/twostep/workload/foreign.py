@@ -1,7 +1,7 @@
 """Traces that others published, read into workloads."""
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,18 +51,27 @@ def open_workload(path: Path, say: Say) -> Workload:
     if MARK in names:
         return read_workload(path, say)
     for trace in TRACES:
-        if names.issuperset(trace.fields):
+        if set(names).issuperset(trace.fields):
+            _check_once(trace.fields, names, path, number)
             return _import(path, trace, say)
     known = "; ".join([f"Twostep's ({MARK})", *(f"{trace.name} ({', '.join(trace.fields)})" for trace in TRACES)])
     raise WorkloadError(f"{path}: the first line has none of the formats that are known: {known}")
 
 
-def _field_names(line: bytes) -> set[str]:
+def _field_names(line: bytes) -> list[str]:
     """Of the first row, or of the header of a CSV file."""
     if not line.lstrip().startswith(b"{"):
-        return set(_csv_fields(line))
+        return _csv_fields(line)
     value = from_json(line)
-    return set(value) if isinstance(value, dict) else set()
+    return list(value) if isinstance(value, dict) else []
+
+
+def _check_once(fields: Sequence[str], names: Sequence[str], path: Path, number: int) -> None:
+    """Each of the fields: of two columns nobody knows which was meant."""
+    with naming(path, number):
+        for field in fields:
+            if names.count(field) > 1:
+                raise WorkloadError(f"{field!r} is there more than once")
 
 
 def _import(path: Path, trace: Trace, say: Say) -> Workload:
@@ -114,7 +123,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
 def _csv_fields(line: bytes) -> list[str]:
     """Of one line; those of traces do not go over several."""
     try:
-        return next(csv.reader([line.decode("utf-8-sig")]))
+        return next(csv.reader([line.decode()]))
     except UnicodeDecodeError as error:
         raise WorkloadError(f"byte {error.start} is not UTF-8") from None
     except (csv.Error, StopIteration) as error:

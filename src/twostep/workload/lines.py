@@ -1,10 +1,12 @@
 """A workload's file line by line, never the whole, with errors that name the line."""
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from json import JSONDecodeError, loads
+from json import JSONDecodeError, JSONDecoder
 from pathlib import Path
+from reprlib import repr as short
 
 from twostep.errors import WorkloadError
 
@@ -17,7 +19,10 @@ MOST_LINES = 6_000_000
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, with their numbers from 1. Raises `WorkloadError`, or `OSError` if there is no file."""
+    """Lines that are not empty, with their numbers from 1, and without a byte order mark before them.
+
+    Raises `WorkloadError`, or `OSError` if there is no file.
+    """
     with path.open("rb") as file:
         for number in count(1):
             line = file.readline(MOST_LINE_BYTES + 1)
@@ -27,6 +32,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 raise WorkloadError(f"{path}, line {number}: longer than {MOST_LINE_BYTES >> 20} MiB, the most allowed")
             if number > MOST_LINES:
                 raise WorkloadError(f"{path} has more than {MOST_LINES} lines, the most allowed; cut it into parts")
+            line = line.removeprefix(BOM_UTF8) if number == 1 else line
             if line.strip():
                 yield number, line
 
@@ -40,10 +46,22 @@ def naming(path: Path, line: int) -> Iterator[None]:
         raise WorkloadError(f"{path}, line {line}: {error}") from None
 
 
+def _object(members: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(members)
+    if len(found) < len(members):
+        names = [name for name, _ in members]
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise WorkloadError(f"{short(doubled)} is there more than once")
+    return found
+
+
+_DECODER = JSONDecoder(object_pairs_hook=_object)
+
+
 def from_json(line: bytes) -> object:
-    """Raises `WorkloadError`."""
+    """Raises `WorkloadError`, also for a key that an object has twice: nobody knows which was meant."""
     try:
-        value: object = loads(line)
+        value: object = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
         raise WorkloadError(f"byte {error.start} is not UTF-8") from None
     except JSONDecodeError as error:
@@ -60,7 +78,9 @@ def is_torn(line: bytes) -> bool:
     if line.endswith(b"\n"):
         return False
     try:
-        from_json(line)
-    except WorkloadError:
+        _DECODER.decode(line.decode())
+    except (JSONDecodeError, UnicodeDecodeError, RecursionError):
         return True
+    except (ValueError, WorkloadError):  # it is whole, and wrong
+        return False
     return False

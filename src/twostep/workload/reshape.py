@@ -3,6 +3,7 @@ says what was left out or clipped."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from reprlib import repr as short
 
 from twostep.errors import InvalidParameterError, WorkloadError
 from twostep.workload.limits import check_within
@@ -40,7 +41,7 @@ class Changes:
         for name in ("length_scale", "rate_scale", "rate"):
             check_within(name, getattr(self, name), 1e-6, 1e6)
         if self.rate_scale is not None and self.rate is not None:
-            raise InvalidParameterError("rate_scale and rate both say how fast requests come; give one", "rate")
+            raise InvalidParameterError("rate and rate_scale both say how fast requests come; give one", "rate")
 
 
 def reshaped(workload: Workload, changes: Changes, say: Say) -> Workload:
@@ -61,20 +62,23 @@ def reshaped(workload: Workload, changes: Changes, say: Say) -> Workload:
 
 
 def window(workload: Workload, from_s: float, to_s: float | None, say: Say) -> Workload:
-    """Requests that arrive from `from_s` on and before `to_s`, counted from there, with those that come after them."""
+    """Requests that arrive from `from_s` on and before `to_s`, counted from there, with those that come after them.
+
+    Raises `WorkloadError` if there is none.
+    """
     end_s = float("inf") if to_s is None else to_s
     kept = _kept(workload.requests, [from_s <= request.arrival_s < end_s for request in workload.requests])
     moved = [one if one.after is not None else replace(one, arrival_s=round(one.arrival_s - from_s, 6)) for one in kept]
     span = f"from {from_s:g} s" + ("" if to_s is None else f" to {to_s:g} s")
-    say(f"{len(moved)} of {len(workload.requests)} requests kept, those {span}")
+    _say_kept(len(moved), workload, f"those {span}", say)
     return _changed(workload, moved, span)
 
 
 def sampled(workload: Workload, share: float, say: Say) -> Workload:
     """Only a random `share` of conversations, and of requests that belong to none. Rates go down, and are as bursty as
-    they were; what prompts share stays shared."""
+    they were; what prompts share stays shared. Raises `WorkloadError` if none is left."""
     kept = list(_kept(workload.requests, sample(workload, share)))
-    say(f"{len(kept)} of {len(workload.requests)} requests kept, a sample of {share:.6g} of all conversations")
+    _say_kept(len(kept), workload, f"a sample of {share:.6g} of all conversations", say)
     return _changed(workload, kept, f"sample of {share:.6g} of conversations")
 
 
@@ -100,7 +104,8 @@ def at_rate(workload: Workload, rate: float) -> Workload:
     requests arrive at once."""
     now = mean_rate(workload)
     if now is None:
-        raise WorkloadError(f"{workload.name or 'the workload'} has no rate to change: its requests come all at once")
+        name = short(workload.name) if workload.name else "the workload"
+        raise WorkloadError(f"{name} has no rate to change: its requests come all at once")
     return with_rate_scaled(workload, rate / now)
 
 
@@ -141,6 +146,13 @@ def _clipped(workload: Workload, max_input: int | None, max_output: int | None) 
         output_tokens = one.output_tokens if max_output is None else min(one.output_tokens, max_output)
         blocks = one.blocks[: -(-input_tokens // workload.block_tokens)]
         yield replace(one, input_tokens=input_tokens, output_tokens=output_tokens, blocks=blocks)
+
+
+def _say_kept(kept: int, workload: Workload, which: str, say: Say) -> None:
+    """Raises `WorkloadError` where a workload would lose all its requests."""
+    if workload.requests and not kept:
+        raise WorkloadError(f"none of the {len(workload.requests)} requests is left: {which}")
+    say(f"{kept} of {len(workload.requests)} requests kept, {which}")
 
 
 def _say_clipped(what: str, before: Sequence[int], after: Sequence[int], limit: int | None, say: Say) -> None:
