@@ -39,7 +39,7 @@ def by_hand() -> Run:
     one token, the fourth failed."""
     return run(
         [
-            outcome(0, 0, 100 * MS, 150 * MS, 160 * MS, input_tokens=90, cached_tokens=64, asked_output_tokens=3),
+            outcome(0, 0, 100 * MS, 150 * MS, 160 * MS, input_tokens=96, cached_tokens=64, asked_output_tokens=3),
             outcome(1, S, S + 200 * MS, S + 250 * MS, S + 260 * MS, counted=Counting.SPREAD),
             outcome(2, 2 * S, 2 * S + 300 * MS),
             outcome(3, 3 * S, 3 * S + 100 * MS, ended_ns=4 * S, failure=BROKEN),
@@ -65,7 +65,7 @@ def test_a_run_in_the_terminal() -> None:
         "E2E   240.0  260.0  292.0  299.2  300.0  3 requests",
         "",
         "served      0.75 requests/s",
-        "tokens in   72.5 /s of prompts, counted by the server for 1 of 3, 64 tokens of them from its prefix cache",
+        "tokens in   74 /s of prompts, counted by the server for 1 of 3, 64 tokens of them from its prefix cache",
         "tokens out  1.75 /s; 7 came, spread over chunks by their text in 1 of 3 replies",
         "goodput     0.5 requests/s, 50.0% of requests, with TTFT <= 200 ms, ITL <= 60 ms",
         "failed      1 connection dropped, such as: after 1 token",
@@ -112,6 +112,31 @@ def test_a_client_that_was_late_is_warned_of() -> None:
         line.startswith("WARNING") and "the client was late: p99 above 10 ms" in line for line in run_lines(late)
     )
     assert not any("WARNING" in line for line in run_lines(by_hand()))
+
+
+@pytest.mark.parametrize(
+    ("counts", "warned"),
+    [
+        ([(95, None), (105, 90)], []),
+        ([(None, 700)], []),
+        ([(106, None)], ["prompts have another length than asked: the server counts 106 tokens, not 100"]),
+        ([(50, 0), (100, 0)], ["prompts have another length than asked: the server counts 150 tokens, not 200"]),
+        ([(100, 101), (100, 100)], ["the server contradicts itself: more cached than prompt tokens in 1 of 2 replies"]),
+    ],
+)
+def test_counts_that_cannot_be_or_are_not_those_asked_for_are_warned_of(
+    counts: list[tuple[int | None, int | None]], warned: list[str]
+) -> None:
+    outcomes = [outcome(0, 0, S, input_tokens=found, cached_tokens=cached) for found, cached in counts]
+    lines = list(run_lines(run([*outcomes, outcome(1, 0, input_tokens=5, cached_tokens=9, failure=BROKEN)])))
+    assert [line.removeprefix("WARNING").strip() for line in lines if line.startswith("WARNING")] == warned
+
+
+def test_lengths_of_prompts_that_are_given_as_text_are_not_the_clients() -> None:
+    found = run([outcome(0, 0, S, input_tokens=300)])
+    given = replace(found, workload=replace(found.workload, texts=1))
+    assert any("another length" in line for line in run_lines(found))
+    assert not any("another length" in line for line in run_lines(given))
 
 
 def test_runs_stand_side_by_side() -> None:

@@ -201,6 +201,7 @@ def test_facts_of_a_workload() -> None:
     first = WorkloadRequest(0.0, 40, 5, blocks=(1, 2))
     again = replace(first, arrival_s=1.0, input_tokens=33, blocks=(1, 3))
     assert workload_facts(Workload([first, again])) == WorkloadFacts(2, 73, 16, 10)
+    assert workload_facts(Workload([first, replace(again, text="Once")])).texts == 1
 
 
 def test_this_machine_is_described() -> None:

@@ -48,6 +48,8 @@ class WorkloadFacts:
     shared_tokens: int
     """Of the input tokens, those that an earlier prompt begins with too."""
     output_tokens: int
+    texts: int = 0
+    """Requests whose prompt is given as text."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def workload_facts(workload: Workload) -> WorkloadFacts:
         input_tokens=sum(request.input_tokens for request in workload.requests),
         shared_tokens=sum(workload.shared_tokens()),
         output_tokens=sum(request.output_tokens for request in workload.requests),
+        texts=sum(request.text is not None for request in workload.requests),
     )
 
 

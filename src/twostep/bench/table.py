@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 
+from twostep.bench.doubts import count_warnings
 from twostep.bench.limits import asked, limit_words
 from twostep.bench.outcome import Counting, Outcome
 from twostep.bench.record import LATE_S, Closed, End
@@ -157,6 +158,8 @@ def _client_facts(run: Run) -> Iterator[tuple[str, str]]:
         if summary is not None:
             yield title, f"p50 {ms(summary.p50)}, p99 {ms(summary.p99)}, max {ms(summary.max)} ms"
     if warning := late_words(run):
+        yield "WARNING", warning
+    for warning in count_warnings(run.record.outcomes, has_texts=run.workload.texts > 0):
         yield "WARNING", warning
 
 
