@@ -493,6 +493,7 @@ def test_a_named_model_is_asked_whatever_is_listed() -> None:
     [
         (TWO, "200 OK", r"lists 2 models \(a, b\); name the one to be asked \(--model\)"),
         ({"data": []}, "200 OK", "lists 0 models"),
+        ({"data": [{"id": "a\x1b[2J"}, {"id": "b" * 9999}]}, "200 OK", r"2 models \(a\ufffd\[2J, b{200,300}…\)"),
         ({}, "404 Not Found", "HTTP status: 404; with --model NAME it is not asked"),
         ([], "200 OK", "no list of models.*; with --model NAME"),
         ({}, "302 Found", "302, Location /elsewhere"),

@@ -8,6 +8,8 @@ import pytest
 from twostep.cli.main import main
 from twostep.workload.format import read_workload
 
+ROW = {"arrival_s": 1, "input_tokens": 32, "output_tokens": 4}
+
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> tuple[list[str], list[str]]:
     """Lines on standard output and on standard error."""
@@ -166,6 +168,14 @@ def test_show_as_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "shared    60.0% of the prompts' tokens can be found in a prefix cache, at most (blocks of 16)",
     ]
     assert told == []
+
+
+def test_names_in_a_file_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = {"twostep_workload": 1, "block_tokens": 16, "name": "a\x1b[2J", "source": "b\nc"}
+    (tmp_path / "w").write_text("".join(json.dumps(row) + "\n" for row in (header, ROW)))
+    shown, told = run(capsys, "import", str(tmp_path / "w"), "--rate", "2", "--out", str(tmp_path / "v"), code=1)
+    assert (shown, told) == ([], ["twostep: 'a\\x1b[2J' has no rate to change: its requests come all at once"])
+    assert run(capsys, "show", str(tmp_path / "w"))[0][:2] == ["name      a\ufffd[2J", "source    b\ufffdc"]
 
 
 def test_show_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

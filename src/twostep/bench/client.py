@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from twostep.bench.address import Address, base_url, find_address
-from twostep.bench.failed import FailureError, garbage
+from twostep.bench.failed import FailureError, garbage, one_line
 from twostep.bench.http import Request, exchange
 from twostep.bench.outcome import Failure, FailureKind, Outcome
 from twostep.bench.record import Server
@@ -101,7 +101,7 @@ async def connect(target: Target) -> Client:
 
 def _only(models: Mapping[str, str], url: str) -> str:
     if len(models) != 1:
-        listed = ", ".join(models) or "none"
+        listed = one_line(", ".join(models)) or "none"
         raise TargetError(f"{url} lists {len(models)} models ({listed}); name the one to be asked (--model)")
     return next(iter(models))
 
