@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from twostep.model.loaded import LoadedModel
 from twostep.model.metadata import Metadata
 from twostep.model.template import TEMPLATE_KEY
 from twostep.model.tokenizer import Tokenizer
-from twostep.server.bodies import Bodies
+from twostep.server.bodies import SHORT_BYTES, THREADS, Bodies
 
 SHORT: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 2}
 LONG: dict[str, Any] = {**SHORT, "max_tokens": 4000, "ignore_eos": True}
@@ -94,6 +95,23 @@ def test_long_bodies_share_their_room(server_host: Host) -> None:
         again = httpx.post(f"{front.url}/tokenize", json={"prompt": "x" * 100_000}, timeout=30)
     assert_error(full, 429, "queue_full")
     assert short.status_code == again.status_code == 200
+
+
+def test_short_bodies_do_not_wait_for_long_ones(server_host: Host) -> None:
+    """And work for whoever has gone meanwhile is never begun."""
+    threads_go_on = threading.Event()
+    with server_host.front() as front:
+        bodies = front.state.bodies
+        for _ in range(THREADS):
+            bodies.threads(SHORT_BYTES + 1).submit(threads_go_on.wait, 60)
+        try:
+            with connected(front.url) as long:
+                long.sendall(posted("/tokenize", {"prompt": "x" * 100_000}))
+                assert within(10, lambda: bodies.held > 100_000 and bool(front.state.flights))
+                assert complete(front, SHORT).status_code == 200
+            assert within(10, lambda: bodies.held == 0)
+        finally:
+            threads_go_on.set()
 
 
 def test_a_body_that_is_understood_takes_no_room(server: Served) -> None:

@@ -114,7 +114,7 @@ class Body:
 
     async def understood(self, understand: Callable[[bytearray], T]) -> T:
         """What `understand` makes of it, in a thread; the body itself is gone then. Whoever is cancelled meanwhile does
-        not wait for the thread; work that has not begun never will."""
+        not wait for the thread; work that has not begun then never will."""
         content, self._content = self._content, bytearray()
         work = self._bodies.threads(len(content)).submit(understand, content)
         self._work = work
@@ -125,10 +125,10 @@ class Body:
 
     def leave(self) -> None:
         """Nobody needs it any more. Its room is free once no thread works on it."""
-        if self._work is None or self._work.done() or self._work.cancel():
+        if self._work is None:
             self._bodies.give_back(self)
         else:
-            self._work.add_done_callback(lambda _: self._bodies.give_back(self))
+            self._work.add_done_callback(lambda _: self._bodies.give_back(self))  # at once if it has ended
 
 
 def parse(body: bytes | bytearray) -> Any:
