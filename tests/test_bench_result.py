@@ -14,6 +14,7 @@ from support.bench_runs import CLIENT, S, outcome, queue, result, run
 
 from twostep.bench.limits import limit_words, parse_limits
 from twostep.bench.outcome import Counting, Failure, FailureKind, Outcome
+from twostep.bench.output import check_outputs, write_file
 from twostep.bench.record import Closed, End, Fit, Open, RunRecord, Server
 from twostep.bench.result import (
     Result,
@@ -180,6 +181,45 @@ def test_files_that_cannot_be_read_or_written_are_named(tmp_path: Path) -> None:
         read_result(tmp_path / "binary")
 
 
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, link = tmp_path / "result.json", tmp_path / "link"
+    path.write_text("old")
+    link.symlink_to(path)
+    write_file(link, b"new")
+    assert (path.read_text(), link.is_symlink()) == ("new", True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(ResultError, match="cannot be written: No space left"):
+        write_file(path, b"half")
+    assert path.read_text() == "new"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["link", "result.json"]
+
+
+def test_what_is_no_file_is_written_to() -> None:
+    """Not replaced: it stays a device."""
+    check_outputs(Path("/dev/null"))
+    write_file(Path("/dev/null"), b"gone")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_outputs_are_tried_before(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    check_outputs(file, None)
+    assert not list(tmp_path.iterdir())
+    for paths, complaint in [
+        ((tmp_path,), "is a folder"),
+        ((Path(""),), "is a folder"),
+        ((tmp_path / "none" / "a",), "no such folder"),
+        ((file, tmp_path / "." / "a.json"), "named twice"),
+        ((tmp_path / ("a" * 300),), "cannot be written: File name too long"),
+    ]:
+        with pytest.raises(ResultError, match=complaint):
+            check_outputs(*paths)
+
+
 def test_a_run_has_requests() -> None:
     with pytest.raises(ValueError, match="without requests"):
         run([])
@@ -195,6 +235,25 @@ def test_levels_and_pace() -> None:
     assert run(served, mode=Closed(16)).level == 16
     assert run(served).kept_pace
     assert not run(served, late=Summary(0.1, 0.1, 0.1, 0.1, 0.1, 1)).kept_pace
+
+
+CUT = Failure(FailureKind.CANCELLED, "")
+
+
+def test_what_was_cut_or_not_sent_is_in_no_figure_but_its_own() -> None:
+    ended = run([outcome(0, 0, S), outcome(1, 0, failure=CUT)], limits=Limits(ttft_s=2))
+    found = replace(ended, workload=replace(ended.workload, requests=5))
+    assert (found.summary.requests, found.summary.served, found.summary.met) == (1, 1, 1)
+    assert (found.summary.cut, found.not_sent, found.summary.failures) == (1, 3, {})
+    assert parse_result(result_text(result(found))) == result(found)
+
+
+def test_only_an_open_loop_can_fall_behind() -> None:
+    waiting = [outcome(i, i, S) for i in range(50)]
+    assert run(waiting, mode=Closed(50)).kept_up
+    assert not run(waiting).kept_up
+    assert run(waiting, mode=Closed(50)).offered is None
+    assert run([outcome(i, i * S, 9 * S) for i in range(3)]).offered == 1
 
 
 def test_facts_of_a_workload() -> None:

@@ -210,6 +210,42 @@ def test_ctrl_c_ends_a_run_with_what_there_is() -> None:
     assert failures == [None, FailureKind.CANCELLED]
 
 
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_ask_to_end(which: signal.Signals) -> None:
+    before = signal.getsignal(which)
+
+    async def asked() -> signal.Signals | None:
+        with interrupts() as stop:
+            os.kill(os.getpid(), which)
+            await asyncio.wait_for(stop.wait(), 10)
+            return stop.by
+
+    assert asyncio.run(asked()) == which
+    assert signal.getsignal(which) == before
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As SIGHUP is under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def asked() -> bool:
+        with interrupts() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.01)
+            return stop.is_set()
+
+    try:
+        assert not asyncio.run(asked())
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_that_ends_before_anything_is_due_is_an_error() -> None:
+    with pytest.raises(TargetError, match="ended before its first request was sent"):
+        measured(TWO, request(5), options=replace(OPTIONS, limit_s=0.05))
+
+
 def test_a_stop_before_the_run_does_not_wait_for_the_server() -> None:
     """The warm-up hangs."""
 

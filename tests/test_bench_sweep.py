@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twostep.bench.lasting import lasting
 from twostep.bench.limits import parse_limits
+from twostep.bench.pace import kept_up, offered_rate
 from twostep.bench.sweep import (
     Ending,
     Judgement,
@@ -19,12 +21,16 @@ from twostep.bench.sweep import (
     Verdict,
     check_limits,
     judge,
+    least_s,
     next_level,
+    stopped,
     sweep,
     verdict_words,
 )
-from twostep.errors import InvalidParameterError
+from twostep.errors import InvalidParameterError, WorkloadError
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
+from twostep.workload.rates import mean_rate
+from twostep.workload.workload import Workload, WorkloadRequest
 
 RATES = Search(0.5, 1, 64)
 
@@ -118,6 +124,103 @@ def test_an_overloaded_line_is_found() -> None:
     assert measure(verdict.met).summary.met >= 0.99 * 2000 > measure(1.06 * verdict.met).summary.met
 
 
+# --- servers that fall behind -------------------------------------------------------------------------------------
+
+S = 10**9
+
+
+def line_of_one(rate: float, seconds: float = 20, capacity: float = 20, limit_s: float = 1e9) -> list[RequestTimes]:
+    """One request at a time, evenly asked for; whoever asks gives up after `limit_s`."""
+    found, free = list[RequestTimes](), 0.0
+    for number in range(round(rate * seconds)):
+        due = number / rate
+        free = max(due, free) + 1 / capacity
+        cut = free > limit_s
+        tokens, ended = ([], limit_s) if cut else ([int(free * S)], free)
+        found.append(RequestTimes(int(due * S), tokens, int(ended * S), cut=cut))
+    return found
+
+
+@pytest.mark.parametrize("limits", [Limits(ttft_s=10), Limits(e2e_s=10)])
+def test_a_queue_that_grows_is_seen_long_before_it_breaks_a_limit(limits: Limits) -> None:
+    overloaded = line_of_one(24)
+    assert summarise_load(overloaded, limits).met == len(overloaded)
+    assert not kept_up(overloaded, limits)
+    assert kept_up(line_of_one(19), limits)
+    assert kept_up(line_of_one(20), limits)
+
+
+def test_what_was_cut_was_still_waiting() -> None:
+    assert not kept_up(line_of_one(48, limit_s=20), Limits(ttft_s=1))
+
+
+def test_waiting_ends_with_the_first_token_or_the_last() -> None:
+    """Answers of which only the first token comes in time: a limit on E2E sees that they pile up."""
+    slow = [RequestTimes(i * S, [i * S + 1], 100 * S) for i in range(50)]
+    assert kept_up(slow, Limits(ttft_s=1))
+    assert not kept_up(slow, Limits(e2e_s=99))
+
+
+def test_a_few_requests_say_nothing_of_a_queue() -> None:
+    assert kept_up([RequestTimes(i, [], S) for i in range(4)], Limits(ttft_s=1))
+
+
+def test_a_server_that_falls_behind_does_not_meet_a_level() -> None:
+    behind = Found(share_met(1000).summary, kept_up=False)
+    assert judge(RATES, 8, behind) == Point(8, 1, Judgement.BEHIND)
+    verdict = search(RATES, lambda level: exact(99)(level) if level < 10 else behind)
+    assert verdict.ending is Ending.FOUND
+    assert verdict.met is not None
+    assert 9 < verdict.met < 10
+    assert verdict_words(verdict, "requests/s").endswith("at 10 the server falls behind")
+
+
+def test_a_line_of_one_is_found_at_its_capacity_though_its_queue_is_within_the_limit_for_long() -> None:
+    limits = Limits(ttft_s=4)
+
+    def measure(rate: float) -> Found:
+        asked = line_of_one(rate, least_s(limits, None))
+        return Found(summarise_load(asked, limits), kept_up=kept_up(asked, limits))
+
+    verdict = search(Search(0.5, 1, 1024), measure)
+    assert verdict.met is not None
+    assert 19 <= verdict.met <= 22.5
+
+
+def test_a_level_at_which_nothing_ended_is_missed() -> None:
+    cut = Found(summarise_load([RequestTimes(0, [], S, cut=True)]))
+    assert judge(RATES, 1, cut) == Point(1, 0, Judgement.MISSED)
+
+
+def test_arrivals_last_longer_than_the_limit() -> None:
+    assert least_s(Limits(ttft_s=0.5), None) == 20
+    assert least_s(Limits(ttft_s=6), None) == 30
+    assert least_s(Limits(ttft_s=0.5, e2e_s=6), None) == 30
+    assert least_s(Limits(ttft_s=0.5), 3) == 3
+    with pytest.raises(InvalidParameterError, match="3 s of arrivals are too short, allowed: at least 5 s: 5 times"):
+        least_s(Limits(ttft_s=1), 3)
+
+
+def test_the_rate_that_was_really_due() -> None:
+    assert offered_rate([RequestTimes(i * S // 2, [], S) for i in (2, 0, 1, 4)]) == 1.5
+    assert offered_rate([RequestTimes(5, [], S)] * 2) is None
+
+
+def test_a_workload_is_repeated_as_something_new() -> None:
+    asked = [WorkloadRequest(0, 20, 1, (0, 1)), WorkloadRequest(2, 20, 1, (0, 2)), WorkloadRequest(4, 9, 1)]
+    once = Workload(asked)
+    assert lasting(once, 3) is once
+    assert lasting(Workload([]), 3).requests == []
+    again = lasting(once, 7)
+    assert [one.arrival_s for one in again.requests] == [0, 2, 4, 6, 8, 10, 12, 14, 16]
+    assert [one.blocks for one in again.requests[:5]] == [(0, 1), (0, 2), (), (3, 4), (3, 5)]
+    assert mean_rate(again) == mean_rate(once)
+    with pytest.raises(WorkloadError, match="3 requests and 4 are needed; it comes all at once"):
+        lasting(Workload([WorkloadRequest(0, 1, 1)] * 3), 4)
+    with pytest.raises(WorkloadError, match="2 requests and 4 are needed; it has its prompts' text"):
+        lasting(Workload([WorkloadRequest(i, 1, 1, text="a") for i in range(2)]), 4)
+
+
 # --- noise --------------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +285,11 @@ def test_a_client_that_was_late_once_is_asked_again() -> None:
     late = [True, True, False]
     verdict = search(RATES, lambda level: Found(exact(10)(level).summary, kept_pace=level != 2 or late.pop()))
     assert verdict.ending is Ending.FOUND
+
+
+def test_what_was_found_until_an_error() -> None:
+    verdict = stopped(RATES, [(1, share_met(1000)), (2, share_met(1000)), (4, share_met(10))])
+    assert (verdict.ending, verdict.met, verdict.missed, len(verdict.points)) == (Ending.STOPPED, 2, 4, 3)
 
 
 def test_it_can_be_stopped() -> None:

@@ -1,21 +1,37 @@
 """`twostep bench` from its command line to what it prints and writes."""
 
+import argparse
 import json
+import shlex
+import signal
 import socket
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.bench_runs import S, outcome
+from support.bench_runs import run as run_of
 from support.http_server import Served
 
-from twostep.bench.outcome import Counting
-from twostep.bench.record import Closed, Open
+from twostep.bench.interrupts import Stop
+from twostep.bench.outcome import Counting, Failure, FailureKind
+from twostep.bench.record import Closed, End, Mode, Open, RunRecord
 from twostep.bench.result import Result, read_result
 from twostep.bench.sweep import Ending
+from twostep.bench.target import Target
+from twostep.cli import bench as bench_command
+from twostep.cli.bench_checks import check_options
+from twostep.cli.bench_loads import Loads
 from twostep.cli.bench_offline import steps_of
 from twostep.cli.main import main
 from twostep.engine.outputs import ChunkTime, Timeline
+from twostep.errors import TargetError
+from twostep.terminal import StatusLine
+from twostep.workload.workload import Workload
 
+SWEEP = ["--workload", "batch", "--sweep"]
 SHORT = ["--workload", "batch", "--requests", "4", "--max-input", "40", "--max-output", "6", "--warmup", "1"]
 
 
@@ -122,6 +138,24 @@ def test_steps_are_told_from_what_they_gave() -> None:
         (["--chunking", "none"], "--chunking is for --offline"),
         (["--workload", "azure-conv", "--cv", "2"], "--cv is for what is made up"),
         (["--share", "0.5"], "--share is for --sweep"),
+        (["--sweep-s", "30"], "--sweep-s is for --sweep rate"),
+        (["--cv", "2"], "--cv needs --rate or --sweep rate"),
+        (["--offline", "--endpoint", "chat"], "--endpoint chat is for a server"),
+        (["--offline", "--no-ignore-eos"], "--no-ignore-eos is for a server"),
+        (["--read", "x.json", "--rate", "1"], "--rate is for measuring"),
+        (["--read", "x.json", "--max-input", "1"], "--max-input is for measuring"),
+        (["--warmup", "-1"], "--warmup: '-1' is not a whole number from 0 to 10000"),
+        (["--requests", "0"], "--requests: '0' is not a whole number from 1 to 1000000"),
+        (["--requests", "many"], "--requests: 'many' is not a whole number from 1 to 1000000"),
+        (["--concurrency", "1e30"], "'1e30' is not a list of numbers from 1 to 100000, such as 1,2,4"),
+        (["--rate", "1,,2"], "'' is not a list of numbers from 0.001 to 1000000, such as 1,2,4"),
+        (["--share", "0"], "--share: '0' is not a number from 1e-06 to 1"),
+        *(
+            ([f"--{name}", bad], f"argument --{name}: '{bad}' is not a number from")
+            for name in ("stall-s", "request-limit-s", "time-limit-s", "sweep-s", "tokens-per-word")
+            for bad in ("nan", "inf", "0", "-1", "x")
+        ),
+        (["--tokens-per-word", "1e-9"], "'1e-9' is not a number from 0.1 to 20"),
     ],
 )
 def test_what_contradicts_itself_is_refused(
@@ -143,6 +177,16 @@ def test_what_contradicts_itself_is_refused(
         (["--url", "localhost"], "the URL is 'localhost'; it has to be like"),
         (["--read", "/no/such.json"], "/no/such.json: cannot be read"),
         (["--out", "/no/such/folder/x.json"], "/no/such/folder/x.json: no such folder"),
+        (["--out", ""], ".: is a folder; it has to be a file"),
+        (["--html", "."], ".: is a folder; it has to be a file"),
+        (["--out", "x", "--html", "./x"], "x is named twice"),
+        (["--sweep", "--goodput", "ttft:9"], "requests of chat wait for answers, so a slow server is not asked"),
+        ([*SWEEP, "--goodput", "ttft:9000", "--sweep-s", "9"], "9 s of arrivals are too short, allowed: at least 45 s"),
+        ([*SWEEP, "--goodput", "ttft:9", "--time-limit-s", "9"], "--time-limit-s 9 is too short for --sweep, whose"),
+        (
+            ["--workload", "batch", "--sweep", "concurrency", "--concurrency", "99", "--goodput", "itl:9"],
+            "--concurrency 99 is more than the workload has conversations or requests: 64",
+        ),
         (["--offline", "--workload", "batch", "--length-scale", "99"], "clip with --max-input and --max-output"),
     ],
 )
@@ -180,3 +224,182 @@ def test_secrets_are_not_written(server: Served, tmp_path: Path, capsys: pytest.
     written = (tmp_path / "result.json").read_text()
     assert "hush" not in written
     assert json.loads(written)["command"][:2] == ["twostep", "bench"]
+
+
+# --- what is shown and kept, whatever happens ---------------------------------------------------------------------
+
+Level = Callable[[Stop], RunRecord]
+CUT = Failure(FailureKind.CANCELLED, "")
+
+
+def served(stop: Stop) -> RunRecord:
+    return run_of([outcome(i, 0, S) for i in range(4)], mode=Closed(1)).record
+
+
+def refused(stop: Stop) -> RunRecord:
+    raise TargetError("a warm-up request failed")
+
+
+def signalled(which: signal.Signals, before_a_request: bool) -> Level:
+    def level(stop: Stop) -> RunRecord:
+        stop.ask(which)
+        if before_a_request:
+            raise TargetError("stopped before the first request of the run")
+        ended = run_of([outcome(0, 0, S), outcome(1, 0, failure=CUT)], mode=Closed(1)).record
+        return replace(ended, end=End.INTERRUPTED)
+
+    return level
+
+
+def as_if(monkeypatch: pytest.MonkeyPatch, *levels: Level) -> None:
+    """Runs go as these say, one after the other."""
+    coming = iter(levels)
+
+    async def run_load(
+        workload: Workload, target: Target, mode: Mode, options: object, line: object, stop: Stop
+    ) -> RunRecord:
+        return replace(next(coming)(stop), mode=mode)
+
+    monkeypatch.setattr("twostep.cli.bench_runs.run_load", run_load)
+
+
+def test_finished_levels_outlive_one_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if(monkeypatch, served, refused)
+    page = tmp_path / "report.html"
+    words = [*SHORT, "--concurrency", "1,3", "--html", str(page)]
+    printed = bench(capsys, *words, "--out", str(tmp_path / "result.json"), code=1)
+    assert [run.record.mode for run in read_result(tmp_path / "result.json").runs] == [Closed(1)]
+    assert page.exists()
+    assert "4 of 4 requests served" in printed
+    assert "twostep: a warm-up request failed" in printed
+
+
+def test_a_sweep_that_fails_says_what_it_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if(monkeypatch, served, served, refused)
+    words = [*SHORT, "--sweep", "concurrency", "--goodput", "ttft:60000", "--out", str(tmp_path / "result.json")]
+    printed = bench(capsys, *words, code=1)
+    assert "sweep: stopped before it was found; 2 clients met the limits" in printed
+    found = read_result(tmp_path / "result.json").sweep
+    assert found is not None
+    assert (found.ending, found.met, len(found.points)) == (Ending.STOPPED, 2, 2)
+
+
+def test_what_there_is_is_in_the_file_after_each_level(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "result.json"
+    seen: list[int] = []
+
+    def looking(stop: Stop) -> RunRecord:
+        seen.append(len(read_result(path).runs) if path.exists() else 0)
+        return served(stop)
+
+    as_if(monkeypatch, *[looking] * 3)
+    bench(capsys, *SHORT, "--concurrency", "1,2,3", "--out", str(path))
+    assert seen == [0, 1, 2]
+
+
+def test_figures_are_shown_though_the_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    as_if(monkeypatch, served)
+    monkeypatch.setattr("os.replace", full)
+    printed = bench(capsys, *SHORT, "--concurrency", "1,2", "--out", str(tmp_path / "result.json"), code=1)
+    assert "4 of 4 requests served" in printed
+    assert "result.json: cannot be written: No space left" in printed
+
+
+@pytest.mark.parametrize("before_a_request", [True, False])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_end_it_with_what_there_is(
+    which: signal.Signals,
+    before_a_request: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_if(monkeypatch, served, signalled(which, before_a_request))
+    path = tmp_path / "result.json"
+    printed = bench(capsys, *SHORT, "--concurrency", "1,2,3", "--out", str(path), code=128 + which)
+    assert len(read_result(path).runs) == (1 if before_a_request else 2)
+    assert "4 of 4 requests served" in printed
+    assert ("1 of 1 request served in 1 s; ended early (interrupted): 1 cut" in printed) != before_a_request
+    assert "stopped before the first request" not in printed
+
+
+def test_a_file_is_shown_by_other_limits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_if(monkeypatch, *[served] * 9)
+    path, again = tmp_path / "result.json", tmp_path / "again.json"
+    bench(capsys, *SHORT, "--sweep", "concurrency", "--goodput", "ttft:60000", "--out", str(path))
+    assert "sweep: " in bench(capsys, "--read", str(path))
+    strict = bench(capsys, "--read", str(path), "--goodput", "ttft:900", "--out", str(again))
+    assert "0.0% of requests, with TTFT <= 900 ms" in strict
+    assert "sweep: " not in strict, "it was found with other limits"
+    assert all(run.summary.met == 0 for run in read_result(again).runs)
+
+
+# --- loads --------------------------------------------------------------------------------------------------------
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench_command.add_to(parser.add_subparsers())
+    options = parser.parse_args(["bench", *words])
+    check_options(options, parser)
+    return options
+
+
+EXAMPLES = [line.strip() for line in bench_command.EXAMPLES.splitlines() if "twostep bench" in line]
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "benchmarking.md").read_text()
+EXAMPLES += [line for line in DOCUMENT.splitlines() if line.startswith("twostep bench")]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_examples_are_understood(example: str) -> None:
+    options = parsed(*shlex.split(example)[2:])
+    if not options.read:
+        loads = Loads(options)
+        level = loads.search().start if options.sweep else loads.levels()[0]
+        assert loads.at(level).workload.requests
+
+
+@pytest.mark.parametrize("workload", ["batch", "azure-conv"])
+def test_a_rate_of_a_sweep_lasts(workload: str) -> None:
+    """A file is repeated if need be."""
+    words = ["--workload", workload, "--max-input", "50", "--sweep", "--goodput", "ttft:100", "--requests", "30"]
+    for rate in (1.0, 5.0, 100.0):
+        load = Loads(parsed(*words)).at(rate)
+        starts = [one.arrival_s for one in load.workload.requests]
+        assert starts[-1] - starts[0] >= 20 * 0.999
+        assert (len(starts) - 1) / (starts[-1] - starts[0]) == pytest.approx(rate, rel=0.001)
+        assert f"{rate:g} requests/s, arrivals last" in load.words()
+
+
+def test_clients_are_no_more_than_can_ask() -> None:
+    loads = Loads(parsed("--sweep", "concurrency", "--goodput", "itl:100", "--requests", "9", "--workload", "batch"))
+    assert loads.search().highest == 9
+    assert loads.at(1.0).words() == "9 requests of batch, 1 client"
+    assert loads.at(16.0).words().endswith("16 clients, of whom only 9 can ask at a time")
+    one = Loads(parsed("--requests", "1", "--concurrency", "1")).at(1.0)
+    assert one.words() == "1 request of chat, 1 client"
+
+
+def test_a_clipping_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    loads = Loads(parsed(*SWEEP, "--goodput", "ttft:100", "--max-input", "30"))
+    for rate in (1.0, 4.0, 16.0):
+        loads.at(rate)
+    assert capsys.readouterr().err.count("prompts clipped") == 1
+
+
+def test_names_in_a_file_do_not_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    StatusLine().say("3 requests of \x1b[2Jx")
+    assert capsys.readouterr().err == "twostep: 3 requests of \ufffd[2Jx\n"

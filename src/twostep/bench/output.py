@@ -32,11 +32,11 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def _check(path: Path) -> None:
-    if path.is_dir():
-        raise ResultError(f"{path}: is a folder; it has to be a file")
-    if not path.parent.is_dir():
-        raise ResultError(f"{path}: no such folder")
     try:
+        if path.is_dir():
+            raise ResultError(f"{path}: is a folder; it has to be a file")
+        if not path.parent.is_dir():
+            raise ResultError(f"{path}: no such folder")
         if path.exists():
             path.open("ab").close()
         if not path.exists() or path.is_file():

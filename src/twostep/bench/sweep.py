@@ -184,7 +184,8 @@ def verdict_words(verdict: Verdict, unit: str) -> str:
         case Ending.BELOW:
             return f"not found: even {_level(search.lowest)} {unit}, the lowest allowed, misses the limits"
         case Ending.ABOVE:
-            return f"not found: even {_level(search.highest)} {unit}, the highest allowed, meets the limits"
+            more = "; a workload of more requests allows more" if search.whole else ""
+            return f"not found: even {_level(search.highest)} {unit}, the highest allowed, meets the limits{more}"
         case Ending.CLIENT:
             return f"the client's limit, not the server's: it could not keep {missed} {unit}; {so_far}"
         case Ending.RUNS:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostep.cli import engine_options
+from twostep.cli.flags import naming_flags
 from twostep.cli.numbers import list_within, whole_within, within
 from twostep.cli.subcommands import Subcommands
 from twostep.cli.workload import add_changes
@@ -134,10 +135,11 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     check_options(options, parser)
     check_outputs(options.out, options.html)
-    if options.read:
-        _show(_read(options), options)
-    else:
-        _measure(options)
+    with naming_flags(parser):
+        if options.read:
+            _show(_read(options), options)
+        else:
+            _measure(options)
 
 
 def _read(options: argparse.Namespace) -> "Result":
@@ -171,13 +173,15 @@ def _measure(options: argparse.Namespace) -> None:
 
 
 def _show(result: "Result", options: argparse.Namespace) -> None:
-    """Files first: whoever reads the lines may be gone."""
+    """Files first: whoever reads the lines may be gone. Lines also where a file cannot be written."""
     from twostep.bench.report import write_report
     from twostep.bench.result import write_result
     from twostep.bench.table import result_lines
 
-    if options.out:
-        write_result(result, options.out)
-    if options.html:
-        write_report(result, options.html)
-    print("\n".join(result_lines(result)))
+    try:
+        if options.out:
+            write_result(result, options.out)
+        if options.html:
+            write_report(result, options.html)
+    finally:
+        print("\n".join(result_lines(result)))
