@@ -11,7 +11,7 @@ from twostep.bench.failed import FailureError, garbage, one_line
 from twostep.bench.http import Request, exchange
 from twostep.bench.outcome import Failure, FailureKind, Outcome
 from twostep.bench.record import Server
-from twostep.bench.reply import StreamReply, check_plain, status_words
+from twostep.bench.reply import StreamReply, check_plain, status_kind, status_words
 from twostep.bench.target import Prompt, Target
 from twostep.errors import TargetError
 
@@ -92,11 +92,16 @@ async def connect(target: Target) -> Client:
         models = await _models(target, address)
     except FailureError as error:
         if target.model is None:
-            said = f"{error.failure.kind}: {error.failure.detail}"
-            raise TargetError(f"{url}/models: {said}; with --model NAME it is not asked") from None
+            raise TargetError(f"{url}/models: {_no_list(error.failure)}") from None
         models = {}
     model = target.model or _only(models, url)
     return Client(target, address, Server(url, target.endpoint, model, models.get(model, "")))
+
+
+def _no_list(failure: Failure) -> str:
+    """What keeps the server from naming its model, and what helps where it never will."""
+    has_none = failure.kind in (FailureKind.STATUS, FailureKind.GARBAGE)
+    return f"{failure.kind}: {failure.detail}" + "; name the model (--model)" * has_none
 
 
 def _only(models: Mapping[str, str], url: str) -> str:
@@ -125,7 +130,7 @@ class _WholeReply:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         if status != 200:
-            raise FailureError(FailureKind.STATUS, status_words(status, headers))
+            raise FailureError(status_kind(status), status_words(status, headers))
         check_plain(headers)
 
     def body(self, data: bytes, at_ns: int) -> bool:

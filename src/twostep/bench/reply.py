@@ -22,6 +22,11 @@ def check_plain(headers: Mapping[str, str]) -> None:
         raise garbage(f"content encoding {encoding}, where identity was asked for")
 
 
+def status_kind(status: int) -> FailureKind:
+    """Of another one than 200."""
+    return FailureKind.OVERLOADED if status in _OVERLOADED else FailureKind.STATUS
+
+
 def status_words(status: int, headers: Mapping[str, str]) -> str:
     """Such as `503, Retry-After 7`."""
     told = [f"{shown} {headers[name]}" for name, shown in _TELLING.items() if headers.get(name)]
@@ -155,6 +160,5 @@ class _Refusal:
         return len(self._body) >= MAX_REFUSAL_BYTES
 
     def failure(self) -> Failure:
-        kind = FailureKind.OVERLOADED if self._status in _OVERLOADED else FailureKind.STATUS
         said = f"(encoded as {self._encoding})" if self._encoding else error_in(self._body)
-        return Failure(kind, one_line(f"{self._words}: {said}" if said else self._words))
+        return Failure(status_kind(self._status), one_line(f"{self._words}: {said}" if said else self._words))
