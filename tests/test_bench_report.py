@@ -207,6 +207,12 @@ def test_axes_hold_their_values(values: list[float]) -> None:
         assert -1e-9 <= found.share(value) <= 1 + 1e-9
 
 
+def test_loads_of_a_sweep_lie_on_a_logarithmic_axis() -> None:
+    near, far = ([run(queue(rate), rate=rate) for rate in rates] for rates in ((1.0, 8.0), (1.0, 8.0, 64.0)))
+    assert "requests asked per second, log scale" not in report(result(*near))
+    assert report(result(*far)).count("requests asked per second, log scale") == 4
+
+
 def test_values_far_apart_get_a_logarithmic_axis_that_says_so() -> None:
     assert fitting_axis("ms", [3, 40]) == axis("ms", 40)
     assert fitting_axis("ms", [3, 400]) == LogAxis("ms, log scale", 2, 500)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import signal
 import socket
@@ -314,6 +315,19 @@ def test_figures_are_shown_though_the_file_cannot_be_written(
     printed = bench(capsys, *SHORT, "--concurrency", "1,2", "--out", str(tmp_path / "result.json"), code=1)
     assert "4 of 4 requests served" in printed
     assert "result.json: cannot be written: No space left" in printed
+
+
+def test_a_pipe_gets_one_result(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    as_if(monkeypatch, served, served)
+    bench(capfd, *SHORT, "--concurrency", "1,2", "--out", str(pipe))
+    written = os.read(reading, 1 << 16).decode()
+    os.close(reading)
+    assert len(json.loads(written)["runs"]) == 2
 
 
 @pytest.mark.parametrize("before_a_request", [True, False])

@@ -15,10 +15,15 @@ def check_outputs(*paths: Path | None) -> None:
             raise ResultError(f"{path} is named twice; each file is for one thing")
 
 
+def is_replaced(path: Path) -> bool:
+    """Whether what is written takes the place of what was there: a pipe or a terminal gets it all."""
+    return path.is_file() or not path.exists()
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Whoever reads `path` meanwhile sees the old content or the new one, whole. Raises `ResultError`."""
     try:
-        if path.exists() and not path.is_file():  # a pipe, or a terminal
+        if not is_replaced(path):
             path.write_bytes(content)
             return
         beside = _beside(path)
@@ -39,7 +44,7 @@ def _check(path: Path) -> None:
             raise ResultError(f"{path}: no such folder")
         if path.exists():
             path.open("ab").close()
-        if not path.exists() or path.is_file():
+        if is_replaced(path):
             _beside(path).touch()
             _beside(path).unlink()
     except OSError as error:

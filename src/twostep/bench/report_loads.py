@@ -6,8 +6,8 @@ from twostep.bench.limits import asked, limit_words
 from twostep.bench.record import Closed
 from twostep.bench.report_figure import Figure
 from twostep.bench.result import Run
-from twostep.bench.svg import line, text
-from twostep.bench.svg_axis import axis, fitting_axis
+from twostep.bench.svg import line, polyline, text
+from twostep.bench.svg_axis import Axis, LogAxis, axis, fitting_axis
 from twostep.bench.svg_plane import LETTER, LINE, Plane, Series, dots, labelled_lines, line_of, room_for
 from twostep.bench.table import load_number, ms, number
 from twostep.metrics.load import LoadSummary
@@ -46,7 +46,7 @@ def latency_figure(runs: Sequence[Run], name: str) -> Figure:
         return Figure(title, "")
     limit = dict(asked(runs[0].limits)).get(name)
     values = [y for one in series for _, y in one.points] + ([1000 * limit] if limit else [])
-    x = axis(load_title(runs[0]), max(run.level or 0 for run in runs))
+    x = _load_axis(runs)
     plane = Plane(x, fitting_axis(f"{name.upper()}, ms", values), room_for(["p99"]))
     marks = [] if limit is None else _limit(plane, 1000 * limit)
     return Figure(title, plane.draw(title, [*marks, *labelled_lines(plane, series)]))
@@ -58,7 +58,7 @@ def rates_figure(runs: Sequence[Run]) -> Figure:
     series = [Series("served", 1, [(run.level or 0, run.summary.request_rate) for run in runs])]
     if words:
         series.append(Series("goodput", 5, [(run.level or 0, run.summary.goodput) for run in runs]))
-    x = axis(load_title(runs[0]), max(run.level or 0 for run in runs))
+    x = _load_axis(runs)
     y = axis("requests/s", max(y for one in series for _, y in one.points))
     plane = Plane(x, y, room_for(["goodput"]))
     marks = [] if isinstance(runs[0].record.mode, Closed) else _as_asked(plane)
@@ -72,7 +72,7 @@ def tokens_figure(runs: Sequence[Run]) -> Figure:
         Series("in", 3, [(run.level or 0, run.summary.input_rate) for run in runs]),
         Series("out", 1, [(run.level or 0, run.summary.output_rate) for run in runs]),
     ]
-    x = axis(load_title(runs[0]), max(run.level or 0 for run in runs))
+    x = _load_axis(runs)
     y = fitting_axis("tokens/s", [y for one in series for _, y in one.points])
     plane = Plane(x, y, room_for(["out"]))
     title = "Tokens per second, in and out"
@@ -102,6 +102,11 @@ def load_title(run: Run) -> str:
     return "clients" if isinstance(run.record.mode, Closed) else "requests asked per second"
 
 
+def _load_axis(runs: Sequence[Run]) -> Axis | LogAxis:
+    """Logarithmic for loads that lie as far apart as those of a sweep do."""
+    return fitting_axis(load_title(runs[0]), [run.level or 0 for run in runs])
+
+
 def _points(runs: Sequence[Run], name: str, percentile: str) -> tuple[list[tuple[float, float]], list[str]]:
     """With a tip for each."""
     served = [run for run in runs if getattr(run.summary, name) is not None]
@@ -126,9 +131,9 @@ def _limit(plane: Plane, value: float) -> list[str]:
 def _as_asked(plane: Plane) -> list[str]:
     """The line on which all that was asked for is served."""
     top = min(plane.x.top, plane.y.top)
-    drawn = line(plane.across(0), plane.down(0), plane.across(top), plane.down(top), 'class="limit"')
+    values = (top * 1000 ** (i / 60 - 1) for i in range(61))  # a curve, where only the axis of loads is logarithmic
     return [
-        drawn,
+        polyline([(plane.across(value), plane.down(value)) for value in values], 'class="limit" fill="none"'),
         text(plane.across(top * 0.6) - 8, plane.down(top * 0.6), "all that was asked", "end", 'class="tick"'),
     ]
 

@@ -15,6 +15,7 @@ from twostep.bench.http import Patience
 from twostep.bench.interrupts import Stop, interrupts
 from twostep.bench.limits import parse_limits
 from twostep.bench.live import LiveLine
+from twostep.bench.output import is_replaced
 from twostep.bench.record import End, Fit, Mode, RunRecord
 from twostep.bench.result import Result, Run, Step, client_machine, workload_facts, write_result
 from twostep.bench.run import Options
@@ -81,7 +82,7 @@ class Measuring:
         StatusLine().say(load.words())
         record, steps = await run_one(load.workload, load.mode, stop)
         self._runs.append(Run(record, workload_facts(load.workload), self._limits, load.rate, steps))
-        if self._options.out:
+        if self._options.out and is_replaced(self._options.out):
             write_result(self.result(), self._options.out)
         return None if stop.is_set() else self._runs[-1]
 
