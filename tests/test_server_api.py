@@ -365,3 +365,17 @@ def test_the_description(http: httpx.Client) -> None:
     assert all(path in page for path in described["paths"])
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
+
+
+def test_a_conversation_with_tools_is_tokenised_as_it_is_answered(http: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    asked = {"messages": HELLO, "tools": [tool]}
+    counted = http.post("/tokenize", json=asked).json()["count"]
+    answered = post(http, "/v1/chat/completions", **asked, max_tokens=1)["usage"]["prompt_tokens"]
+    assert counted == answered > http.post("/tokenize", json={"messages": HELLO}).json()["count"]
+
+
+def test_who_asks_for_another_part_of_the_api_is_told_where_to_go(http: httpx.Client) -> None:
+    reply = http.post("/v1/responses", json={"input": "x"})
+    assert reply.status_code == 404
+    assert reply.json()["error"]["message"].endswith("there is no such path; use /v1/chat/completions")

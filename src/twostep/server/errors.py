@@ -57,10 +57,17 @@ async def on_twostep_error(request: Request, error: Exception) -> Response:
     return error_response(ApiError(message, status=told.status, param=told.param, code=told.code))
 
 
+HINTS = {
+    "/v1/responses": "; use /v1/chat/completions",
+    "/v1/embeddings": "; this server completes text only",
+}
+"""What those are told who ask for a part of OpenAI's API that is not here."""
+
+
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """What the router says: no such path, or not by this method."""
     assert isinstance(error, HTTPException)
-    problems = {404: "there is no such path", 405: "the path has no such method"}
+    problems = {404: f"there is no such path{HINTS.get(request.url.path, '')}", 405: "the path has no such method"}
     problem = f"{request.method} {request.url.path}: {problems.get(error.status_code, error.detail)}"
     response = error_response(ApiError(problem, status=error.status_code))
     response.headers.update(error.headers or {})

@@ -14,6 +14,7 @@ from twostep.openai_api.fields import Fields
 from twostep.openai_api.prompts import chat_prompt, token_ids
 from twostep.openai_api.requests import model_name
 from twostep.openai_api.room import text_bytes
+from twostep.openai_api.tools import read_tools
 from twostep.server.bodies import parse
 from twostep.server.state import ServerState
 
@@ -86,7 +87,7 @@ class Tokens:
             raise ApiError(
                 "there is neither prompt (a text) nor messages (a conversation); one is needed", param="messages"
             )
-        return list(chat_prompt(fields, self._state.model, check_text=_check_text))
+        return list(chat_prompt(fields, self._state.model, read_tools(fields), check_text=_check_text))
 
     def _detokenize(self, fields: Fields) -> dict[str, Any]:
         tokenizer, tokens = self._state.model.tokenizer, fields.take("tokens")
