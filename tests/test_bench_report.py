@@ -168,7 +168,13 @@ def test_a_run_that_ended_early_says_so() -> None:
         "failed      1 connection dropped, such as: after 1 token"
     ]
     assert any("50.0% of requests" in line for line in lines)
+    assert "1 cut while under way, 1 not sent." in report(result(early))
     assert any("arrivals as in the workload" in line and "after 2 requests to warm up" in line for line in lines)
+
+
+def test_a_queue_that_grew_is_told() -> None:
+    assert any(line.startswith("queue") for line in run_lines(run(queue(64), rate=64)))
+    assert not any(line.startswith("queue") for line in run_lines(run(queue(4), rate=4)))
 
 
 def test_nothing_that_a_server_says_moves_the_cursor() -> None:

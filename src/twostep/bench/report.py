@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from twostep.bench.output import write_file
+from twostep.bench.record import End
 from twostep.bench.report_cdf import cdf_figures, cdf_legend
 from twostep.bench.report_figure import Figure, evenly
 from twostep.bench.report_loads import load_figures
@@ -13,7 +14,17 @@ from twostep.bench.report_run import run_figures
 from twostep.bench.report_style import STYLE
 from twostep.bench.result import Result, Run
 from twostep.bench.sweep import verdict_words
-from twostep.bench.table import comparison, facts, head, late_words, latencies, load_number, load_words, unit
+from twostep.bench.table import (
+    comparison,
+    ended_early,
+    facts,
+    head,
+    late_words,
+    latencies,
+    load_number,
+    load_words,
+    unit,
+)
 
 DETAILED = 6
 """At most so many runs are shown one by one; figures over loads have all."""
@@ -87,6 +98,8 @@ def _notes(result: Result, runs: Sequence[Run]) -> Iterator[str]:
     for run in runs:
         if words := late_words(run):
             yield _warning(f"{load_words(run).capitalize()}: {words}.")
+        if run.record.end is not End.WHOLE:
+            yield _warning(f"{load_words(run).capitalize()}: {ended_early(run)}.")
     failed = [(found.requests - found.served, run) for run in runs if (found := run.summary).served < found.requests]
     if failed:
         where = "; ".join(

@@ -13,6 +13,7 @@ from twostep.metrics.load import LoadSummary
 from twostep.metrics.summary import Summary
 from twostep.terminal import printable
 
+BEHIND = "it grew until the last request came: the server does not keep up, and a longer run has higher latencies"
 DUE = 0.95
 """A rate that was offered to less than this is told beside the one that was asked."""
 NOTHING = "-"
@@ -83,7 +84,7 @@ def head(run: Run) -> list[list[str]]:
     rows.append(["workload", f"{record.workload or 'unnamed'}: {_workload_words(run)}"])
     rows.append(["load", f"{load_words(run)}, begun {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"])
     served = f"{found.served:,} of {plural(found.requests, 'request')} served in {number(found.duration_s)} s"
-    return [*rows, ["result", served + _ended_early(run)]]
+    return [*rows, ["result", served + (f"; {words}" if (words := ended_early(run)) else "")]]
 
 
 def load_words(run: Run) -> str:
@@ -131,6 +132,8 @@ def facts(run: Run) -> list[list[str]]:
     if words := limit_words(run.limits):
         share = f"{percent(found.met, found.requests)} of requests"
         rows.append(["goodput", f"{number(found.goodput)} requests/s, {share}, with {words}"])
+    if not run.kept_up:
+        rows.append(["queue", BEHIND])
     rows += [["failed", words] for words in failures(run.record.outcomes)]
     return [*rows, *([title, words] for title, words in _client_facts(run))]
 
@@ -179,11 +182,11 @@ def _warmup(requests: int) -> str:
     return f", after {plural(requests, 'request')} to warm up" if requests else ""
 
 
-def _ended_early(run: Run) -> str:
-    """And what became of the requests that are neither served nor failed."""
+def ended_early(run: Run) -> str:
+    """If it was, and what became of the requests that are neither served nor failed."""
     if run.record.end is End.WHOLE:
         return ""
-    return f"; ended early ({run.record.end}): {run.summary.cut:,} cut while under way, {run.not_sent:,} not sent"
+    return f"ended early ({run.record.end}): {run.summary.cut:,} cut while under way, {run.not_sent:,} not sent"
 
 
 def _input_words(outcomes: Iterable[Outcome]) -> str:
