@@ -30,7 +30,8 @@ from twostep.cli.main import main
 from twostep.engine.outputs import ChunkTime, Timeline
 from twostep.errors import TargetError
 from twostep.terminal import StatusLine
-from twostep.workload.workload import Workload
+from twostep.workload.format import write_workload
+from twostep.workload.workload import Workload, WorkloadRequest
 
 SWEEP = ["--workload", "batch", "--sweep"]
 SHORT = ["--workload", "batch", "--requests", "4", "--max-input", "40", "--max-output", "6", "--warmup", "1"]
@@ -414,6 +415,10 @@ def test_a_clipping_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count("prompts clipped") == 1
 
 
-def test_names_in_a_file_do_not_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
-    StatusLine().say("3 requests of \x1b[2Jx")
-    assert capsys.readouterr().err == "twostep: 3 requests of \ufffd[2Jx\n"
+def test_names_in_a_file_do_not_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "hostile.jsonl"
+    write_workload(path, Workload([WorkloadRequest(0, 5, 2)], name="\x1b[2Jx", source="\x1b[1A"))
+    StatusLine().say(Loads(parsed("--workload", str(path))).at(1.0).words())
+    assert capsys.readouterr().err == "twostep: 1 request of \ufffd[2Jx, 1 client\n"
+    assert main(["workload", "show", str(path)]) == 0
+    assert "name      \ufffd[2Jx\nsource    \ufffd[1A\n" in capsys.readouterr().out
