@@ -30,6 +30,8 @@ from twostep.workload.kinds import Fixed, make_workload
 
 NAME = "measured"
 """The served model's."""
+FLAGS = ("--served-model-name", NAME, "--no-enable-prefix-caching")
+"""Some ask the same prompts in every run, others new ones."""
 LIMIT_S = 300
 
 INSTALL = """
@@ -105,7 +107,7 @@ def measure(options: argparse.Namespace) -> Result:
     surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
     effort, clients = (QUICK if options.quick else FULL), _clients(options)
     found: dict[str, list[Figures]] = {name: [] for name in clients}
-    with Server(path, ["--served-model-name", NAME]) as server, tempfile.TemporaryDirectory() as folder:
+    with Server(path, FLAGS) as server, tempfile.TemporaryDirectory() as folder:
         for run in range(effort.runs + 1):  # the first warms up
             for name, (_, measured) in clients.items():
                 found[name].append(measured(f"http://127.0.0.1:{server.port}", effort, Path(folder, f"{name}{run}")))

@@ -10,8 +10,8 @@ def clients(result: Json) -> str:
     names = [" ".join(filter(None, (one["name"], one["version"]))) for one in result["clients"]]
     rows = [[title, *(with_spread(one[key]) for one in result["clients"])] for key, title in ROWS.items()]
     how = (
-        f"`twostep serve {result['model']}`, {load['streams']} streams, {load['requests']} completions of "
-        f"{load['input_tokens']} prompt and {load['output_tokens']} answer tokens, {load['runs']} runs of each in "
-        "turn. Means over requests, in ms; the median of the runs, and the least and greatest."
+        f"`twostep serve {result['model']}` without prefix cache, {load['streams']} streams, {load['requests']} "
+        f"completions of {load['input_tokens']} prompt and {load['output_tokens']} answer tokens, {load['runs']} runs "
+        "of each in turn. Means over requests, in ms; the median of the runs, and the least and greatest."
     )
     return "\n\n".join([how, table(["", *names], rows), provenance(result)])
