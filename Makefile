@@ -51,7 +51,7 @@ bench-serve: $(VENV)/installed
 	$(BIN)/python -m benchmarks.serve
 	$(BIN)/python -m benchmarks.report
 
-# Installs other engines outside of this folder ($TWOSTEP_PEERS, else ~/.cache/twostep/peers) unless they are given: llama.cpp is
+# Installs other engines outside of this folder ($PEERS_FOLDER, else ~/.cache/twostep/peers) unless they are given: llama.cpp is
 # built, a quarter of an hour. Then some twenty minutes of measuring, on cores that nobody else uses.
 bench-peers: $(VENV)/installed
 	$(BIN)/python -m benchmarks.peers_install $(if $(LLAMA_DIR),--without llama.cpp) \

