@@ -1,22 +1,26 @@
 """`python -m benchmarks.clients`: `twostep bench` beside other load generators, which ask one server for the same load.
 
 All are closed loops of as many streams, with prompts and answers of the same lengths; they take turns. What is compared
-is what each says of latencies, by the definition that they share: means over requests.
+is what each says of latencies, by the definition that they share, with what the server says of the same requests: a
+load generator takes of the cores that the server needs, so that each measures a server of its own speed.
 """
 
 import argparse
+import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks import command, machine
 from benchmarks.errors import EngineError
+from benchmarks.http_client import fetch
 from benchmarks.loading import COMMAND
 from benchmarks.progress import say
 from benchmarks.server_process import Server
@@ -54,13 +58,13 @@ class Effort:
     runs: int
 
 
-FULL = Effort(streams=4, requests=24, input_tokens=256, output_tokens=64, runs=3)
+FULL = Effort(streams=4, requests=16, input_tokens=256, output_tokens=64, runs=3)
 QUICK = Effort(streams=2, requests=3, input_tokens=16, output_tokens=4, runs=1)
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Means over the requests of a run, in ms."""
+    """Means over the requests of a run, in ms, as a client or the server saw them."""
 
     ttft_ms: float
     tpot_ms: float
@@ -75,6 +79,8 @@ class Client:
     ttft_ms: Spread
     tpot_ms: Spread
     e2e_ms: Spread
+    server: dict[str, Spread]
+    """The same, of the same requests, by the server."""
 
 
 @dataclass(frozen=True)
@@ -106,19 +112,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Result:
     surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
     effort, clients = (QUICK if options.quick else FULL), _clients(options)
-    found: dict[str, list[Figures]] = {name: [] for name in clients}
+    found: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in clients}
     with Server(path, FLAGS) as server, tempfile.TemporaryDirectory() as folder:
         for run in range(effort.runs + 1):  # the first warms up
             for name, (_, measured) in clients.items():
-                found[name].append(measured(f"http://127.0.0.1:{server.port}", effort, Path(folder, f"{name}{run}")))
-                say(f"run {run} of {effort.runs}, {name}: {found[name][-1]}")
+                url, before = f"http://127.0.0.1:{server.port}", totals(server.port)
+                told = measured(url, effort, Path(folder, f"{name}{run}"))
+                found[name].append((told, between(before, totals(server.port))))
+                say(f"run {run} of {effort.runs}, {name}: {told}")
     summed = [_client(name, version, found[name][1:]) for name, (version, _) in clients.items()]
-    told = "python -m benchmarks.clients --guidellm PATH --aiperf PATH --tokenizer DIR"
-    return Result(told, surroundings, path.stem, effort, summed)
+    words = "python -m benchmarks.clients --guidellm PATH --aiperf PATH --tokenizer DIR"
+    return Result(words, surroundings, path.stem, effort, summed)
 
 
-def _client(name: str, version: str, runs: Sequence[Figures]) -> Client:
-    return Client(name, version, *(spread([getattr(run, key) for run in runs]) for key in Figures.__annotations__))
+def _client(name: str, version: str, runs: Sequence[tuple[Figures, Figures]]) -> Client:
+    told, server = ([run[side] for run in runs] for side in (0, 1))
+    return Client(name, version, **_spreads(told), server=_spreads(server))
+
+
+def _spreads(runs: Sequence[Figures]) -> dict[str, Spread]:
+    return {one.name: spread([getattr(run, one.name) for run in runs]) for one in fields(Figures)}
+
+
+# --- the server's own view ----------------------------------------------------------------------------------------
+
+METRICS = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
+"""Of `/metrics`, in the order of `Figures`."""
+
+Totals = list[tuple[float, int]]
+"""Seconds and number of each."""
+
+
+def totals(port: int) -> Totals:
+    """Since the server's start."""
+    text = asyncio.run(fetch(port, "/metrics")).body().decode()
+    return [(_value(text, f"{name}_seconds_sum"), int(_value(text, f"{name}_seconds_count"))) for name in METRICS]
+
+
+def between(before: Totals, after: Totals) -> Figures:
+    """Means of what was served meanwhile."""
+    pairs = zip(before, after, strict=True)
+    return Figures(*(1000 * (late_s - early_s) / max(1, late - early) for (early_s, early), (late_s, late) in pairs))
+
+
+def _value(text: str, name: str) -> float:
+    """Zero for what has not been seen yet."""
+    found = re.search(rf"^twostep:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+# --- clients ------------------------------------------------------------------------------------------------------
 
 
 def _clients(options: argparse.Namespace) -> dict[str, tuple[str, Measure]]:
@@ -140,7 +183,8 @@ def ours(url: str, effort: Effort, folder: Path) -> Figures:
     lengths = Fixed((effort.input_tokens,) * 2, (effort.output_tokens,) * 2)
     write_workload(folder / "load.jsonl", make_workload(lengths, AtOnce(), effort.requests))
     words = ["bench", "--url", url, "--workload", str(folder / "load.jsonl"), "--concurrency", str(effort.streams)]
-    _run([sys.executable, "-c", COMMAND, *words, "--warmup", "0", "--out", str(folder / "out.json")])
+    words += ["--token-ids", "40000", "--warmup", "0", "--out", str(folder / "out.json")]
+    _run([sys.executable, "-c", COMMAND, *words])
     figures = json.loads((folder / "out.json").read_text())["runs"][0]["figures"]
     return Figures(*(1000 * figures[name]["mean"] for name in ("ttft", "tpot", "e2e")))
 
