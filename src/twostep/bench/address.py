@@ -6,10 +6,10 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from twostep.bench.urls import EXAMPLE, api_base
 from twostep.errors import InvalidParameterError, TargetError
 
 CONNECT_S = 10
-EXAMPLE = "http://127.0.0.1:8000"
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,15 @@ class Address:
 
 
 def base_url(url: str) -> str:
-    """With the API's version at its end: `/v1` unless the URL has one, as OpenVINO Model Server's `/v3`.
-
-    Raises `InvalidParameterError` if it is no URL of a server.
-    """
+    """As `api_base`. Raises `InvalidParameterError` if it is no URL of a server."""
     if "@" in url:  # perhaps a password, which no message and no result may show
         raise InvalidParameterError(
             f"the URL has an @; it has to be like {EXAMPLE}, without user and password (--api-key, --header)", "url"
         )
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # the port is none, or a bracket is open
-        known = False
-    if not known or parts.query or parts.fragment:
+    base = api_base(url)
+    if base is None:
         raise InvalidParameterError(f"the URL is {url!r}; it has to be like {EXAMPLE}", "url")
-    path = parts.path.rstrip("/")
-    version = path.rpartition("/")[2]
-    is_versioned = version[:1] == "v" and version[1:].isdecimal()
-    return f"{parts.scheme}://{parts.netloc}{path if is_versioned else f'{path}/v1'}"
+    return base
 
 
 async def find_address(url: str) -> Address:

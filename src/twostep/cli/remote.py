@@ -8,6 +8,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any
 from urllib.parse import urlsplit
 
+from twostep.bench.urls import EXAMPLE, api_base
 from twostep.errors import InvalidParameterError, TwostepError
 
 CONNECT_S = 10
@@ -56,16 +57,10 @@ class Remote:
 
 
 def _base(url: str) -> str:
-    """Where the API is: servers print their address with `/v1` or without."""
-    parts = urlsplit(url)
-    try:
-        known = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and parts.port != 0
-    except ValueError:  # the port is none
-        known = False
-    if not known:
-        raise InvalidParameterError(f"--url is {url!r}; it has to be like http://127.0.0.1:8000", "url")
-    path = parts.path.rstrip("/")
-    return f"{parts.scheme}://{parts.netloc}{path if path.endswith('/v1') else f'{path}/v1'}"
+    base = api_base(url)
+    if base is None:
+        raise InvalidParameterError(f"--url is {url!r}; it has to be like {EXAMPLE}", "url")
+    return base
 
 
 def _encoded(body: object) -> bytes | None:
