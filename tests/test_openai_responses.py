@@ -8,12 +8,15 @@ import pytest
 from support.gguf_writer import write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
+from twostep.engine.collector import Delta
 from twostep.engine.outputs import ChoiceOutput, ChunkTime, Preemption, RequestOutput, Timeline, TokenLogprobs
 from twostep.engine.params import SamplingParams
+from twostep.engine.text import TextStream
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer
+from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.responses import response_body
 from twostep.openai_api.timings import timings
@@ -124,8 +127,12 @@ def entries(tokenizer: Tokenizer) -> list[TokenLogprobs]:
     ]
 
 
+def placed(tokenizer: Tokenizer) -> list[PlacedToken]:
+    return ShownTokens(tokenizer).push(entries(tokenizer), "hello漢")
+
+
 def test_logprobs_of_chat(tokenizer: Tokenizer) -> None:
-    made = chat_logprobs(entries(tokenizer), tokenizer)
+    made = chat_logprobs(placed(tokenizer), tokenizer)
     hello, first, _, last = made["content"]
     word = {"token": "hello", "logprob": -0.5, "bytes": [104, 101, 108, 108, 111]}
     half = {"token": "\ufffd", "bytes": [0xE6]}
@@ -135,7 +142,7 @@ def test_logprobs_of_chat(tokenizer: Tokenizer) -> None:
 
 
 def test_logprobs_of_completions(tokenizer: Tokenizer) -> None:
-    made = completion_logprobs(entries(tokenizer), tokenizer, TextOffsets(tokenizer))
+    made = completion_logprobs(placed(tokenizer), tokenizer)
     assert made == {
         "tokens": ["hello", r"bytes:\xe6", r"bytes:\xbc", r"bytes:\xa2"],
         "token_logprobs": [-0.5, -2.0, -0.125, -9999.0],
@@ -147,6 +154,85 @@ def test_logprobs_of_completions(tokenizer: Tokenizer) -> None:
         ],
         "text_offset": [0, 5, 5, 5],
     }
+
+
+ANSWERS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "whole tokens": ("ab END tail", {"stop": "END"}, ["a", "b", " "]),
+    "a part of a token": ("hello x", {"stop": "lo x"}, ["hello"]),
+    "at once": ("END", {"stop": "END"}, []),
+    "shown": ("a END tail", {"stop": "END", "include_stop_str_in_output": True}, ["a", " ", "E", "N", "D"]),
+    "never complete": ("ab EN", {"stop": "END"}, ["a", "b", " ", "E", "N"]),
+    "end token": ("ab<|im_end|>", {}, ["a", "b", "<|im_end|>"]),
+    "end token in sight": ("ab<|im_end|>", {"skip_special_tokens": False}, ["a", "b", "<|im_end|>"]),
+    "a character in three tokens": ("a漢END", {"stop": "END"}, ["a", r"bytes:\xe6", r"bytes:\xbc", r"bytes:\xa2"]),
+    "a character cut off": ("a漢"[:2], {"stop": "漢"}, ["a"]),
+    "half a character": ("a\N{SNOWMAN}", {"stop": "END", "max_tokens": 3}, ["a", r"bytes:\xe2", r"bytes:\x98"]),
+    "special tokens within": ("a<|im_start|>b END", {"stop": " END"}, ["a", "<|im_start|>", "b"]),
+}
+"""What the model wrote, the request's parameters, and the tokens that are to be shown."""
+
+
+def streamed_and_whole(tokenizer: Tokenizer, kind: Any, written: str, params: SamplingParams) -> list[dict[str, Any]]:
+    """Text and log-probabilities of one answer, first as a stream of single tokens, then whole."""
+    stream, request, collected = TextStream(tokenizer, params), asked(kind, params=params), list[TokenLogprobs]()
+    chunks, sent, text, stop = Chunks(request, tokenizer, unique="abc", created_s=0), b"", "", None
+    for id_ in tokenizer.encode(written, special=True)[: params.max_tokens]:
+        delta = stream.push([id_])
+        collected.append(TokenLogprobs(id_, -0.5, 1, ((id_, -0.5),)))
+        sent += chunks.delta(0, Delta("r", 0, delta.text, (id_,), (collected[-1],)))
+        text, stop = text + delta.text, delta.stop
+        if stop is not None:
+            break
+    if rest := stream.flush():
+        sent += chunks.delta(0, Delta("r", 0, rest, (), ()))
+    ids = [entry.token_id for entry in collected]
+    choice = ChoiceOutput(0, text + rest, ids, "stop", TIMELINE, stop, tuple(collected))
+    finished = RequestOutput("r", [1], (choice,), 0)
+    sent += chunks.finished(0, finished)
+    pieces = [json.loads(line[6:])["choices"][0] for line in sent.decode().splitlines() if line]
+    [whole] = body(request, finished, tokenizer=tokenizer)["choices"]
+    return [_joined(pieces), _joined([whole])]
+
+
+def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
+    text = "".join(piece["text"] if "text" in piece else _content(piece) for piece in pieces)
+    joined: dict[str, Any] = {"text": text}
+    for logprobs in (piece["logprobs"] for piece in pieces if piece["logprobs"]):
+        for name, entries_ in logprobs.items():
+            joined[name] = joined.get(name, []) + (entries_ or [])
+    return joined
+
+
+def _content(piece: dict[str, Any]) -> str:
+    return str((piece.get("delta") or piece.get("message") or {}).get("content", ""))
+
+
+@pytest.mark.parametrize("case", ANSWERS.values(), ids=ANSWERS)
+def test_logprobs_are_of_the_tokens_that_the_text_has_streamed_or_not(
+    tokenizer: Tokenizer, case: tuple[str, dict[str, Any], list[str]]
+) -> None:
+    written, fields, shown = case
+    params = SamplingParams(logprobs=1, **fields)
+    streamed, whole = streamed_and_whole(tokenizer, "completion", written, params)
+    lists = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    assert [streamed["text"], *(streamed.get(name, []) for name in lists)] == [whole["text"], *map(whole.get, lists)]
+    assert whole["tokens"] == shown
+    assert [len(whole[name]) for name in lists] == [len(shown)] * 4
+    for name, offset in zip(shown, whole["text_offset"], strict=True):
+        spelt = "" if name.startswith(("<|", "bytes:")) else whole["text"][offset : offset + len(name)]
+        assert name.startswith(spelt)
+    chat, whole_chat = streamed_and_whole(tokenizer, "chat", written, params)
+    assert (chat["text"], chat.get("content", [])) == (whole_chat["text"], whole_chat["content"])
+    assert len(whole_chat["content"]) == len(shown)
+
+
+def test_no_log_probability_of_a_stream_is_ahead_of_its_text(tokenizer: Tokenizer) -> None:
+    """Else a stop string that completes later could not cut it off."""
+    tokens = ShownTokens(tokenizer)
+    [e, n, d] = (TokenLogprobs(id_, -0.5, 1, ()) for id_ in tokenizer.encode("END", special=False))
+    assert tokens.push([e], "") == tokens.push([n], "") == []
+    assert tokens.push([d], "EN") == [PlacedToken(e, 0), PlacedToken(n, 1)]
+    assert (tokens.end("D"), tokens.end(None), tokens.end(7)) == ([], [PlacedToken(d, 2)], [PlacedToken(d, 2)])
 
 
 def test_times_of_one_answer(tokenizer: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError, refusal
 from twostep.openai_api.requests import ApiRequest, read_request
 from twostep.openai_api.responses import response_body
+from twostep.openai_api.structured import named
 
 MAX_OUTSTANDING = 256
 """Prompts that the engine holds at a time: more than it runs together, few enough for memory."""
@@ -103,9 +104,9 @@ class BatchRun:
             id_ = f"{line.number}.{prompt}"
             try:
                 self._submit(id_, tokens, request)
-            except TwostepError:
+            except TwostepError as error:
                 self._give_up(line, prompt)
-                raise
+                raise named(error, request.form_field) from None
             self._open[id_] = started, prompt
 
     def _submit(self, id_: str, tokens: Sequence[int], asked: ApiRequest) -> None:

@@ -1,6 +1,7 @@
 """Which tokens may come next so that an answer keeps to its grammar. The grammars are llguidance's work."""
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twostep.engine.literals import plain_gbnf, spelt_characters
 from twostep.engine.structured import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.model.tokenizer import Tokenizer
@@ -31,6 +33,11 @@ with the library's own limits, while all others waited). Ordinary schemas take 1
 CHECKED_STEPS = 3
 """Tokens of an answer that are tried before a grammar is accepted."""
 CACHED_GRAMMARS = 16
+LONGEST_LINE, LONGEST_REASON = 160, 480
+"""Characters of one line of what llguidance says of a form, and of all of it: it may quote a form of any length."""
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
+_POINTS_OUT = re.compile(r"\s*(\d+ \|.*|\^+|<non-verbose/>|)\s*")
+"""Lines that show where in the text, by number or with carets below: of no use in one line."""
 
 
 class Constraint:
@@ -68,7 +75,7 @@ class Constraint:
             self._followed = len(output)
         self._matcher.unsafe_compute_mask_ptr(*self._target)
         if self._matcher.is_error():
-            self.problem = f"the answer's grammar cannot be followed: {_first_line(self._matcher.get_error())}"
+            self.problem = f"the answer's grammar cannot be followed: {_one_line(self._matcher.get_error())}"
             self._mask.fill(0)
         elif allowed is not None and (self._mask & allowed).any():
             self._mask &= allowed
@@ -104,6 +111,7 @@ class Grammars:
     def _checked(self, structured: StructuredOutput) -> "LLMatcher":
         """Its first steps are part of the check: some grammars show only there that they are too large, or empty."""
         guidance = library()
+        self._check_spellable(structured)
         with self._making:
             tokens = self._tokens
         try:
@@ -113,8 +121,17 @@ class Grammars:
         limits = guidance.LLParserLimits(**LIMITS, verbose_errors=False)
         matcher: LLMatcher = guidance.LLMatcher(tokens, grammar, limits=limits, log_level=0)
         if problem := matcher.get_error() or _problem_ahead(matcher):
-            raise refused(structured, "no text satisfies it" if problem.startswith("NoExtension") else problem)
+            raise refused(structured, problem)
         return matcher
+
+    def _check_spellable(self, structured: StructuredOutput) -> None:
+        """A character whose bytes have no token would leave an answer in the middle with no token that may follow."""
+        if not (missing := self._tokenizer.missing_bytes):
+            return
+        for character in spelt_characters(structured):
+            if not missing.isdisjoint(character.encode(errors="surrogatepass")):
+                problem = f"it spells out U+{ord(character):04X}, which no text of this model's vocabulary has"
+                raise refused(structured, problem)
 
     @cached_property
     def _tokens(self) -> "LLTokenizer":
@@ -137,7 +154,8 @@ class _TokenBytes:
         self.special_token_ids = sorted(tokenizer.vocabulary.control)
 
     def __call__(self, text: str) -> Sequence[int]:
-        return self._tokenizer.encode(text, special=False, add_bos=False)
+        """Their bytes have to be exactly the text's: a normaliser would give tokens that break the grammar."""
+        return self._tokenizer.encode_exact(text)
 
 
 def _problem_ahead(matcher: "LLMatcher") -> str:
@@ -163,6 +181,8 @@ def library() -> Any:
 
 def grammar_text(structured: StructuredOutput) -> str:
     """What llguidance is given: the text, a schema with our options for what the schema itself does not say."""
+    if structured.kind == "grammar" and not library().gbnf_to_lark.is_lark_syntax(structured.text):
+        return plain_gbnf(structured.text)
     if structured.kind != "json_schema":
         return structured.text
     schema = json.loads(structured.text)
@@ -170,10 +190,21 @@ def grammar_text(structured: StructuredOutput) -> str:
 
 
 def refused(structured: StructuredOutput, problem: str, field: str = "structured") -> InvalidParameterError:
-    """The error for a form that cannot be used, asked for by `field`; of the problem its first line."""
+    """The error for a form that cannot be used, asked for by `field`, with the whole reason in one line."""
     what = structured.kind.replace("json_schema", "JSON schema")
-    return InvalidParameterError(f"{field}: the {what} cannot be used: {_first_line(problem)}", field)
+    if problem.startswith("NoExtension"):
+        problem = "no text satisfies it"
+    if structured.kind != "grammar":
+        problem = _PLACE.sub("", problem)  # in a grammar that llguidance made, which nobody wrote
+    return InvalidParameterError(f"{field}: the {what} cannot be used: {_one_line(problem)}", field)
 
 
-def _first_line(problem: str) -> str:
-    return problem.strip().partition("\n")[0][:200]
+def _one_line(problem: str) -> str:
+    """The reason often comes last, after lines that quote what it is about."""
+    lines = [_shortened(line.strip(), LONGEST_LINE) for line in problem.splitlines() if not _POINTS_OUT.fullmatch(line)]
+    return _shortened("; ".join(lines).replace(":; ", ": "), LONGEST_REASON)
+
+
+def _shortened(text: str, longest: int) -> str:
+    """Both ends: what is wrong stands there."""
+    return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 + 5 :]}"

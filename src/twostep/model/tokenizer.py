@@ -21,6 +21,7 @@ class Tokenizer:
         self._special = {**vocabulary.control, **vocabulary.user_defined}
         self._plain = _merger(bpe, pre, [])
         self._marked = _merger(bpe, pre, self._special.values())
+        self._exact = _merger(bpe, pre, [], normalized=False)
 
     @property
     def vocab_size(self) -> int:
@@ -52,6 +53,23 @@ class Tokenizer:
         merger = self._marked if special else self._plain
         # Of the library's ways to encode the one that lets other threads run, and is three times as fast.
         return [*self._bos(add_bos), *merger.encode_batch_fast([text], add_special_tokens=False)[0].ids]
+
+    @cached_property
+    def missing_bytes(self) -> frozenset[int]:
+        """Bytes that have no token. Tokens of several bytes are merged from those of one, so no text has them."""
+        single = (self.token_bytes(id_) for id_ in range(self.vocab_size))
+        return frozenset(range(256)) - {spelt[0] for spelt in single if len(spelt) == 1}
+
+    def encode_exact(self, text: str) -> list[int]:
+        """Token ids whose bytes are exactly those of `text`, up to the first character that has `missing_bytes`.
+
+        `encode` gives those of the normalised text, as the model was trained. Special tokens are ordinary text here.
+        Raises `TwostepError` for text that is not Unicode.
+        """
+        _check_unicode(text)
+        missing = self.missing_bytes
+        known = next((at for at, character in enumerate(text) if not missing.isdisjoint(character.encode())), len(text))
+        return self._exact.encode_batch_fast([text[:known]], add_special_tokens=False)[0].ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""
@@ -115,11 +133,11 @@ def _pair(metadata: Metadata, key: str, merge: str) -> tuple[str, str]:
     return left, right
 
 
-def _merger(bpe: BPE, pre: str, special: Iterable[str]) -> Merger:
+def _merger(bpe: BPE, pre: str, special: Iterable[str], normalized: bool = True) -> Merger:
     """`bpe` is shared, not copied: a second merger costs only its special tokens."""
     merger = Merger(bpe)
     normalizer, merger.pre_tokenizer = CUTS[pre]()
-    if normalizer is not None:
+    if normalized and normalizer is not None:
         merger.normalizer = normalizer
     merger.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     return merger

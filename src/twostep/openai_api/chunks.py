@@ -1,7 +1,7 @@
 """Streamed replies as server-sent events, each made ready to be sent: bytes of which only what is new is encoded."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from twostep.engine.collector import Delta
 from twostep.engine.outputs import RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest, StreamedUsage
 from twostep.openai_api.responses import ID_PREFIX, usage
 from twostep.openai_api.timings import timings
@@ -28,7 +28,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 class _Choice:
     """One choice as far as it has been sent."""
 
-    offsets: TextOffsets
+    tokens: ShownTokens
     begun: bool = False
     ended: bool = False
     calls: ToolStream | None = None
@@ -77,10 +77,13 @@ class Chunks:
         choice = self._choice(prompt, delta.index)
         self._sent_tokens += len(delta.token_ids)
         piece, *more = choice.pieces(delta.text)
-        if choice.begun and not (any(piece.values()) or (delta.token_ids and self._shows_tokens)):
+        tokens = choice.tokens.push(delta.logprobs, delta.text)
+        shows_ids = delta.token_ids and self._request.return_token_ids
+        if choice.begun and not (any(piece.values()) or tokens or shows_ids):
             return b""
         is_chat = self._request.kind == "chat"
-        shown = self._chat(choice, piece, delta) if is_chat else self._completion(choice, prompt, delta)
+        shown = self._chat(choice, piece) if is_chat else self._completion(choice, prompt, delta.text)
+        shown["logprobs"] = self._logprobs(tokens)
         if self._request.return_token_ids:
             shown |= self._token_ids(choice, prompt, delta)
         choice.begun = True
@@ -108,17 +111,13 @@ class Chunks:
 
     # --- chunks ---------------------------------------------------------------------------------------------------
 
-    @property
-    def _shows_tokens(self) -> bool:
-        return self._request.return_token_ids or self._request.params.logprobs is not None
-
     def _choice(self, prompt: int, index: int) -> _Choice:
         number = self._number(prompt, index)
         if number not in self._choices:
-            offsets = TextOffsets(self._tokenizer, self._request.params.skip_special_tokens)
+            tokens = ShownTokens(self._tokenizer, self._request.params.skip_special_tokens)
             functions = self._request.functions
             calls = ToolStream(call_prefix(self._unique, number), functions) if functions else None
-            self._choices[number] = _Choice(offsets, calls=calls)
+            self._choices[number] = _Choice(tokens, calls=calls)
         return self._choices[number]
 
     def _number(self, prompt: int, index: int) -> int:
@@ -129,16 +128,19 @@ class Chunks:
         rest = f",{_encode(tail)[1:]}" if tail else "}"
         return f"{self._head}{_encode(choice)}]{rest}\n\n".encode()
 
-    def _chat(self, choice: _Choice, piece: Mapping[str, Any], delta: Delta) -> dict[str, Any]:
+    def _chat(self, choice: _Choice, piece: Mapping[str, Any]) -> dict[str, Any]:
         role = {} if choice.begun else {"role": "assistant"}
-        logprobs = chat_logprobs(delta.logprobs, self._tokenizer) if delta.logprobs else None
-        return {"delta": {**role, **piece}, "logprobs": logprobs}
+        return {"delta": {**role, **piece}}
 
-    def _completion(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
+    def _completion(self, choice: _Choice, prompt: int, text: str) -> dict[str, Any]:
         echoed = self._prompt_text(prompt) if self._request.echo and not choice.begun else ""
-        entries = delta.logprobs
-        logprobs = completion_logprobs(entries, self._tokenizer, choice.offsets) if entries else None
-        return {"text": echoed + delta.text, "logprobs": logprobs}
+        return {"text": echoed + text}
+
+    def _logprobs(self, tokens: Sequence[PlacedToken]) -> dict[str, Any] | None:
+        if not tokens:
+            return None
+        is_chat = self._request.kind == "chat"
+        return (chat_logprobs if is_chat else completion_logprobs)(tokens, self._tokenizer)
 
     def _token_ids(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
         first = {} if choice.begun else {"prompt_token_ids": self._request.prompts[prompt]}
@@ -154,7 +156,8 @@ class Chunks:
         if calls := choice.calls:
             yield from (_chat_piece(number, piece) for piece in calls.finish())
             reason = finish_reason(reason, calls.calls)
-        yield {"index": number, **nothing, "logprobs": None, "finish_reason": reason, "stop_reason": stop}
+        logprobs = self._logprobs(choice.tokens.end(stop))
+        yield {"index": number, **nothing, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
     def _prompt_text(self, prompt: int) -> str:
         skip_special = self._request.params.skip_special_tokens

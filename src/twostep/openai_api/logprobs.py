@@ -1,6 +1,8 @@
 """Log-probabilities of output tokens in the forms of the two endpoints."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from twostep.engine.outputs import TokenLogprobs
@@ -11,14 +13,14 @@ LOWEST = -9999.0
 """Stands for minus infinity, which JSON lacks; as in OpenAI's API."""
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(tokens: Sequence["PlacedToken"], tokenizer: Tokenizer) -> dict[str, Any]:
     """Of each token its text, where it is not whole characters with U+FFFD, its bytes and the likeliest tokens."""
     content = [
         {
             **_chat_token(entry.token_id, entry.logprob, tokenizer),
             "top_logprobs": [_chat_token(id_, logprob, tokenizer) for id_, logprob in entry.top],
         }
-        for entry in entries
+        for entry in (token.entry for token in tokens)
     ]
     return {"content": content, "refusal": None}
 
@@ -28,32 +30,53 @@ def _chat_token(id_: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
     return {"token": raw.decode(errors="replace"), "logprob": max(logprob, LOWEST), "bytes": list(raw)}
 
 
-class TextOffsets:
-    """Characters of one answer's text before each of its tokens, as they come."""
+@dataclass(frozen=True)
+class PlacedToken:
+    """One output token with its log-probabilities. `offset`: characters of the answer's text before it."""
+
+    entry: TokenLogprobs
+    offset: int
+
+
+class ShownTokens:
+    """Those tokens of one answer that its text has: none that begins in a stop string or behind it.
+
+    A token is shown when text at or after its beginning is, so that a stream shows the same tokens as a whole reply.
+    """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special)
-        self._length = 0
+        self._held: deque[PlacedToken] = deque()
+        self._token_characters = self._text_characters = 0
 
-    def push(self, ids: Iterable[int]) -> list[int]:
-        """Offsets of the next tokens."""
-        offsets = []
-        for id_ in ids:
-            offsets.append(self._length)
-            self._length += len(self._detokenizer.push(id_))
-        return offsets
+    def push(self, entries: Iterable[TokenLogprobs], text: str) -> list[PlacedToken]:
+        """The tokens that are to be shown with `text`, the next of the answer. `entries` are of its next tokens."""
+        for entry in entries:
+            self._held.append(PlacedToken(entry, self._token_characters))
+            self._token_characters += len(self._detokenizer.push(entry.token_id))
+        self._text_characters += len(text)
+        shown = []
+        while self._held and self._held[0].offset < self._text_characters:
+            shown.append(self._held.popleft())
+        return shown
+
+    def end(self, stop_reason: str | int | None) -> list[PlacedToken]:
+        """The tokens left at the end of the text: such as leave no text, or what a stop string cut off, which is
+        dropped."""
+        return [] if isinstance(stop_reason, str) else list(self._held)
 
 
-def completion_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, offsets: TextOffsets) -> dict[str, Any]:
-    """Lists with an entry for each token, the next ones of `offsets`.
+def completion_logprobs(tokens: Sequence[PlacedToken], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Lists with an entry for each token.
 
     The alternatives include the chosen token, so that there may be one more than asked for.
     """
+    entries = [token.entry for token in tokens]
     return {
         "tokens": [_name(entry.token_id, tokenizer) for entry in entries],
         "token_logprobs": [max(entry.logprob, LOWEST) for entry in entries],
         "top_logprobs": [_alternatives(entry, tokenizer) for entry in entries],
-        "text_offset": offsets.push(entry.token_id for entry in entries),
+        "text_offset": [token.offset for token in tokens],
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.timings import timings
 from twostep.openai_api.tool_calls import call_prefix, finish_reason, parse_tool_calls
@@ -79,7 +79,8 @@ def _chat_choice(request: ApiRequest, choice: ChoiceOutput, tokenizer: Tokenizer
         parsed = parse_tool_calls(choice.text, id_prefix, request.functions)
         message |= {"content": parsed.content} | ({"tool_calls": parsed.tool_calls} if parsed.tool_calls else {})
         reason = finish_reason(reason, len(parsed.tool_calls))
-    logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs, tokenizer)
+    tokens = _shown_tokens(request, choice, tokenizer)
+    logprobs = None if tokens is None else chat_logprobs(tokens, tokenizer)
     return {"message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
@@ -88,6 +89,14 @@ def _completion_choice(
 ) -> dict[str, Any]:
     skip_special = request.params.skip_special_tokens
     prompt = tokenizer.decode(output.prompt_token_ids, skip_special=skip_special) if request.echo else ""
-    offsets = TextOffsets(tokenizer, skip_special)
-    logprobs = None if choice.logprobs is None else completion_logprobs(choice.logprobs, tokenizer, offsets)
+    tokens = _shown_tokens(request, choice, tokenizer)
+    logprobs = None if tokens is None else completion_logprobs(tokens, tokenizer)
     return {"text": prompt + choice.text, "logprobs": logprobs}
+
+
+def _shown_tokens(request: ApiRequest, choice: ChoiceOutput, tokenizer: Tokenizer) -> list[PlacedToken] | None:
+    """None where no log-probabilities were asked for."""
+    if choice.logprobs is None:
+        return None
+    tokens = ShownTokens(tokenizer, request.params.skip_special_tokens)
+    return tokens.push(choice.logprobs, choice.text) + tokens.end(choice.stop_reason)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from twostep.engine.refusals import shown
 from twostep.engine.structured import ANY_OBJECT, Kind, StructuredOutput
-from twostep.errors import InvalidParameterError
+from twostep.errors import InvalidParameterError, TwostepError
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.fields import Fields
 
@@ -28,6 +28,13 @@ def read_structured(fields: Fields) -> AskedForm:
     if len(forms) > 1:
         raise ApiError(f"{' and '.join(forms)} each ask for a form of the answer; give one", param=next(iter(forms)))
     return next((AskedForm(name, form) for name, form in forms.items()), AskedForm(""))
+
+
+def named(error: TwostepError, field: str) -> TwostepError:
+    """The engine's error about a form as one about the body's field that asked for it; any other error as it is."""
+    if not field or not isinstance(error, InvalidParameterError) or error.param != "structured":
+        return error
+    return InvalidParameterError(str(error).replace("structured", field, 1), field)
 
 
 def _response_format(name: str, value: object) -> StructuredOutput | None:

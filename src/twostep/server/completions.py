@@ -18,6 +18,7 @@ from twostep.errors import TwostepError
 from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.requests import ApiRequest, read_request
 from twostep.openai_api.responses import ID_PREFIX, response_body
+from twostep.openai_api.structured import named
 from twostep.server.bodies import Body, parse
 from twostep.server.connections import ABORT
 from twostep.server.errors import IN_LEDGER, api_error
@@ -87,7 +88,7 @@ class Exchange:
             self._note(LEFT)
             raise
         except TwostepError as error:
-            told = api_error(error)
+            told = api_error(named(error, self._submitted.request.form_field) if self._submitted else error)
             begun = self._submitted is not None and await self._submitted.sender.fail(told)
             self._note(told.status)
             if not begun:

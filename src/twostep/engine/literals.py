@@ -1,0 +1,130 @@
+"""The characters that a form of structured output spells out: in its strings, regular expressions and grammar rules."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from twostep.engine.structured import StructuredOutput
+
+_CHARACTER = re.compile(
+    r"\\[xu]\{(?P<braced>[0-9A-Fa-f]{1,6})\}|\\(?:x(?P<two>[0-9A-Fa-f]{2})|u(?P<four>[0-9A-Fa-f]{4})"
+    r"|U(?P<eight>[0-9A-Fa-f]{8}))|\\(?P<letter>.)|(?P<plain>.)",
+    re.DOTALL,
+)
+_LETTERS = {"a": "\a", "f": "\f", "v": "\v"}
+"""Escapes of control characters that some vocabulary may lack; others stand for themselves or for classes."""
+_CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
+_LEXEMES = re.compile(
+    rf'(?P<json>%json\s*(?=\{{))|(?P<comment>//[^\n]*|\#[^\n]*)|(?P<string>"(?:\\.|[^"\\])*")'
+    rf"|(?P<regex>/(?:\\.|[^/\\])+/)|(?P<group>{_CLASS})|(?P<other>.)",
+    re.DOTALL,
+)
+_REGEX_LEXEMES = re.compile(rf"(?P<group>{_CLASS})|(?P<other>\\[xu]\{{[^}}]*\}}|\\.(?:[0-9A-Fa-f]*)|.)", re.DOTALL)
+
+
+def spelt_characters(form: StructuredOutput) -> Iterator[str]:
+    """Characters that the form's text names one by one, so that some answer cannot do without them.
+
+    Of a class of several characters none is named, nor is any that JSON escapes in an answer. This is a reading of the
+    text, not of the language: what is optional is named too.
+    """
+    if form.kind == "choice":
+        return chain.from_iterable(json.loads(form.text))
+    if form.kind == "json_schema":
+        return _of_schema(json.loads(form.text))
+    return _of_regex(form.text) if form.kind == "regex" else _of_grammar(form.text)
+
+
+def plain_gbnf(text: str) -> str:
+    r"""The same GBNF, as llguidance's converter to Lark takes it: it drops zeros of `\u` escapes, reads `&&`, `~~` and
+    `--` in a class as operators, and has `.` stand for no line break."""
+    return "".join(map(_plain_lexeme, _LEXEMES.finditer(text)))
+
+
+def _plain_lexeme(match: re.Match[str]) -> str:
+    if match.lastgroup == "string":
+        return _CHARACTER.sub(_plain_character, match[0])
+    if match.lastgroup == "group":
+        inner = _CHARACTER.sub(_plain_character, match[0])
+        return re.sub(r"&|~|(?<=-)-", lambda sign: f"\\x{ord(sign[0]):02x}", inner)
+    return r'([^\n] | "\n")' if match[0] == "." else match[0]
+
+
+def _plain_character(match: re.Match[str]) -> str:
+    digits = match["four"] or match["eight"]
+    character = _code_point(digits) if digits else None
+    if character is None:
+        return match[0]
+    return character if ord(character) > 0x7F else f"\\x{ord(character):02x}"
+
+
+def _of_schema(schema: Any) -> Iterator[str]:
+    if isinstance(schema, list):
+        for member in schema:
+            yield from _of_schema(member)
+    if not isinstance(schema, Mapping):
+        return
+    for key, value in schema.items():
+        if key in ("const", "enum"):
+            yield from filter(_is_raw_in_json, json.dumps(value, ensure_ascii=False))
+        elif key == "pattern" and isinstance(value, str):
+            yield from filter(_is_raw_in_json, _of_regex(value))
+        elif key == "properties" and isinstance(value, Mapping):
+            yield from filter(_is_raw_in_json, chain.from_iterable(value))
+            yield from _of_schema(list(value.values()))
+        else:
+            yield from _of_schema(value)
+
+
+def _is_raw_in_json(character: str) -> bool:
+    return character >= " "
+
+
+def _of_regex(regex: str) -> Iterator[str]:
+    for match in _REGEX_LEXEMES.finditer(regex):
+        yield from _of_class(match[0]) if match.lastgroup == "group" else _characters(match[0])
+
+
+def _of_grammar(grammar: str) -> Iterator[str]:
+    at = 0
+    while match := _LEXEMES.match(grammar, at):
+        at = match.end()
+        if match.lastgroup == "json":
+            schema, at = _json_at(grammar, at)
+            yield from _of_schema(schema)
+        elif match.lastgroup == "string":
+            yield from _characters(match[0][1:-1])
+        elif match.lastgroup == "regex":
+            yield from _of_regex(match[0][1:-1])
+        elif match.lastgroup == "group":
+            yield from _of_class(match[0])
+
+
+def _of_class(group: str) -> Iterator[str]:
+    members = list(_CHARACTER.finditer(group[1:-1]))
+    if len(members) == 1:
+        yield from _characters(group[1:-1])
+
+
+def _characters(text: str) -> Iterator[str]:
+    for match in _CHARACTER.finditer(text):
+        digits = match["braced"] or match["two"] or match["four"] or match["eight"]
+        spelt = _code_point(digits) if digits else match["plain"] or _LETTERS.get(match["letter"])
+        if spelt:
+            yield spelt
+
+
+def _code_point(digits: str) -> str | None:
+    """None for what is no character of a text."""
+    code = int(digits, 16)
+    return chr(code) if code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF else None
+
+
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """What is not JSON is passed over: llguidance says what is wrong with it."""
+    try:
+        return json.JSONDecoder().raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, at
