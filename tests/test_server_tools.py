@@ -1,6 +1,7 @@
 """Structured output and tools over HTTP, as the official client uses them."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,28 @@ def test_a_schema_that_cannot_be_kept_to_is_a_bad_request(client: openai.OpenAI,
     form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "strin"}}}
     with pytest.raises(openai.BadRequestError, match="the JSON schema cannot be used: Invalid type: strin"):
         client.chat.completions.create(messages=QUESTION, response_format=form, stream=stream, **ASKED)
+
+
+PATTERN = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}}
+
+
+@pytest.mark.parametrize(
+    ("field", "form", "reason"),
+    [
+        ("response_format", PATTERN, "look-around, including look-ahead and look-behind, is not supported"),
+        ("guided_choice", ["yes", "\x04"], "it spells out U+0004"),  # the engine finds this and the next
+        ("structured_outputs", {"regex": "a\x04"}, "it spells out U+0004"),
+        ("guided_regex", "[^\\x00-\U0010ffff]", "no text satisfies it"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_refusal_of_a_form_names_the_body_s_field_and_the_reason(
+    client: openai.OpenAI, field: str, form: Any, reason: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=re.escape(reason)) as refused:
+        client.chat.completions.create(messages=QUESTION, stream=stream, extra_body={field: form}, **ASKED)
+    assert refused.value.param == field
+    assert refused.value.body["message"].startswith(f"{field}: the ")  # type: ignore[index]
 
 
 def chained(length: int) -> dict[str, Any]:

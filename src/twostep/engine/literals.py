@@ -18,10 +18,13 @@ _LETTERS = {"a": "\a", "f": "\f", "v": "\v"}
 _CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
 _LEXEMES = re.compile(
     rf'(?P<json>%json\s*(?=\{{))|(?P<comment>//[^\n]*|\#[^\n]*)|(?P<string>"(?:\\.|[^"\\])*")'
-    rf"|(?P<regex>/(?:\\.|[^/\\])+/)|(?P<group>{_CLASS})|(?P<other>.)",
+    rf'|(?P<regex>/(?:\\.|[^/\\])+/)|(?P<group>{_CLASS})|(?P<unclosed>["/\[].*)|(?P<other>.)',
     re.DOTALL,
 )
-_REGEX_LEXEMES = re.compile(rf"(?P<group>{_CLASS})|(?P<other>\\[xu]\{{[^}}]*\}}|\\.(?:[0-9A-Fa-f]*)|.)", re.DOTALL)
+_REGEX_LEXEMES = re.compile(
+    rf"(?P<group>{_CLASS})|(?P<unclosed>\[.*)|(?P<other>\\[xu]\{{[0-9A-Fa-f]{{1,6}}\}}|\\.[0-9A-Fa-f]*|.)", re.DOTALL
+)
+"""What is not closed goes to the end, and is nobody's: searched for again at each character it would take minutes."""
 
 
 def spelt_characters(form: StructuredOutput) -> Iterator[str]:
@@ -61,21 +64,23 @@ def _plain_character(match: re.Match[str]) -> str:
 
 
 def _of_schema(schema: Any) -> Iterator[str]:
-    if isinstance(schema, list):
-        for member in schema:
-            yield from _of_schema(member)
-    if not isinstance(schema, Mapping):
-        return
-    for key, value in schema.items():
-        if key in ("const", "enum"):
-            yield from filter(_is_raw_in_json, json.dumps(value, ensure_ascii=False))
-        elif key == "pattern" and isinstance(value, str):
-            yield from filter(_is_raw_in_json, _of_regex(value))
-        elif key == "properties" and isinstance(value, Mapping):
-            yield from filter(_is_raw_in_json, chain.from_iterable(value))
-            yield from _of_schema(list(value.values()))
-        else:
-            yield from _of_schema(value)
+    open_ = [schema]
+    while open_:
+        part = open_.pop()
+        if isinstance(part, list):
+            open_ += part
+        if not isinstance(part, Mapping):
+            continue
+        for key, value in part.items():
+            if key in ("const", "enum"):
+                yield from filter(_is_raw_in_json, json.dumps(value, ensure_ascii=False))
+            elif key == "pattern" and isinstance(value, str):
+                yield from filter(_is_raw_in_json, _of_regex(value))
+            elif key == "properties" and isinstance(value, Mapping):
+                yield from filter(_is_raw_in_json, chain.from_iterable(value))
+                open_ += value.values()
+            else:
+                open_.append(value)
 
 
 def _is_raw_in_json(character: str) -> bool:
