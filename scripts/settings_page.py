@@ -1,12 +1,14 @@
-"""`python -m scripts.settings_page`: writes the tables of settings and presets of docs/server.md from the server's own.
+"""`python -m scripts.settings_page`: writes the tables of settings, presets and fields of docs/server.md from the code.
 
 The text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated; everything around it is written by hand.
 """
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.report import fill
+from twostep.openai_api.known_fields import KNOWN, ORIGINS, Hint, Refused
 from twostep.server.options import SETTINGS, SWITCH, Setting
 from twostep.server.presets import PRESETS
 
@@ -14,8 +16,11 @@ PAGE = Path(__file__).parent.parent / "docs" / "server.md"
 
 
 def filled(text: str) -> str:
-    """The page with both tables as they have to be."""
-    return fill(fill(text, "settings", settings_table()), "presets", presets_table())
+    """The page with all tables as they have to be."""
+    tables = {"settings": settings_table, "presets": presets_table, "refused": refused_table, "hints": hints_table}
+    for name, table in tables.items():
+        text = fill(text, name, table())
+    return text
 
 
 def settings_table() -> str:
@@ -28,6 +33,26 @@ def presets_table() -> str:
     names = dict.fromkeys(name for preset in PRESETS.values() for name in preset)
     rows = ((f"`{name}`", *(_shown(preset.get(name)) for preset in PRESETS.values())) for name in names)
     return _table(("", *PRESETS), rows)
+
+
+def refused_table() -> str:
+    """A row for each field that is refused, in the order of `ORIGINS`."""
+    rows = (
+        (f"`{name}`", origin, " or ".join(f"`{json.dumps(value)}`" for value in field.allowed), field.instead)
+        for origin, fields in ORIGINS.items()
+        for name, field in fields.items()
+        if isinstance(field, Refused)
+    )
+    return _table(("field", "of", "allowed", "instead"), rows)
+
+
+def hints_table() -> str:
+    """A row for each reason for which fields are accepted without effect."""
+    hints = [(name, field.why) for name, field in KNOWN.items() if isinstance(field, Hint)]
+    reasons = dict.fromkeys(why for _, why in hints)
+    return _table(
+        ("fields", "why"), ((", ".join(f"`{name}`" for name, why in hints if why == one), one) for one in reasons)
+    )
 
 
 def _flag(setting: Setting) -> str:

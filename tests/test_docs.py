@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.settings_page import PAGE, filled
-from twostep.openai_api.fields import UNSUPPORTED, WITHOUT_EFFECT
+from twostep.openai_api.known_fields import KNOWN, ORIGINS
 from twostep.server.choice import choose
 from twostep.server.openapi import document
 
@@ -61,7 +61,7 @@ def described(*paths: str) -> set[str]:
     return set(chain.from_iterable(body["schema"]["properties"] for body in bodies))
 
 
-def test_settings_and_presets_are_those_of_the_server() -> None:
+def test_tables_are_those_of_the_server() -> None:
     assert PAGE.read_text() == filled(PAGE.read_text()), "run: python -m scripts.settings_page"
 
 
@@ -69,12 +69,11 @@ def test_fields_are_those_that_are_described() -> None:
     assert named("fields") == described("/v1/chat/completions", "/v1/completions")
 
 
-def test_refused_fields_are_named() -> None:
-    assert named("refused") == UNSUPPORTED.keys()
-
-
-def test_fields_without_effect_are_named() -> None:
-    assert named("without effect") == WITHOUT_EFFECT - described("/v1/chat/completions", "/v1/completions")
+def test_no_field_is_both_served_and_refused() -> None:
+    """But where only one of the two endpoints serves it."""
+    served = described("/v1/chat/completions") & described("/v1/completions")
+    assert not served & KNOWN.keys()
+    assert sum(map(len, ORIGINS.values())) == len(KNOWN), "a field is in two tables"
 
 
 def test_paths_are_those_that_are_described() -> None:

@@ -1,43 +1,11 @@
-"""One request's body, field by field, and what of it is not supported."""
+"""One request's body, field by field."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from twostep.engine.refusals import shown
 from twostep.openai_api.errors import ApiError
-
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "documents": ([],),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "guided_whitespace_pattern": (),
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "modalities": (["text"],),
-    "prediction": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "return_tokens_as_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
-}
-"""Known fields that would change the answer, with the values at which they do not (null never does)."""
-
-WITHOUT_EFFECT = {
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "user",
-}  # fmt: skip
-"""Known fields that do not change the answer; whatever they say is accepted."""
+from twostep.openai_api.known_fields import KNOWN, Refused
 
 
 class Fields:
@@ -64,10 +32,21 @@ class Fields:
             raise ApiError(f"{name} is {shown(value)}; it has to be true or false", param=name)
         return value
 
+    def leave(self, name: str) -> None:
+        """A member of a field that nobody knows: for `rest`."""
+        self._left[name] = True
+
     def rest(self) -> tuple[str, ...]:
         """Names of fields that nobody knows. Raises `ApiError` if one is left that would change the answer."""
-        for name, neutral in UNSUPPORTED.items():
-            value = self.take(name)
-            if value is not None and value not in neutral:
-                raise ApiError(f"{name} is {shown(value)}; {name} is not supported here", param=name)
-        return tuple(sorted(self._left.keys() - WITHOUT_EFFECT))
+        for name, value in self._left.items():
+            known = KNOWN.get(name)
+            if isinstance(known, Refused) and value not in known.allowed:
+                raise _refusal(name, value, known)
+        return tuple(sorted(self._left.keys() - KNOWN.keys()))
+
+
+def _refusal(name: str, value: object, known: Refused) -> ApiError:
+    allowed = " or ".join(map(shown, known.allowed))
+    only = f", only {allowed}" if allowed else ""
+    instead = f"; {known.instead}" if known.instead else ""
+    return ApiError(f"{name} is {shown(value)}; {name} is not supported here{only}{instead}", param=name)

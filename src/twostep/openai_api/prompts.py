@@ -29,7 +29,7 @@ def chat_prompt(
     one more, as in vLLM. `tools` are said by the template, or in the system message if it knows none. `check_text` is
     asked before the text is tokenised."""
     messages = called_messages(read_messages(fields.take("messages"), "messages"), model.template)
-    variables = _template_variables(fields.take("chat_template_kwargs", {}))
+    variables = {**_reasoning(fields), **_template_variables(fields.take("chat_template_kwargs", {}))}
     if tools and knows_tools(model.template):
         variables = {**variables, "tools": tools.definitions}
     elif tools:
@@ -111,6 +111,17 @@ def _not_empty(tokens: list[int], param: str) -> Tokens:
 
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _reasoning(fields: Fields) -> dict[str, Any]:
+    """The effort by OpenAI's name, or as others have it, in the variables by which templates know it."""
+    effort, other = fields.take("reasoning_effort"), fields.take("reasoning", {})
+    if not isinstance(other, Mapping):
+        raise ApiError(f"reasoning is {shown(other)}; it has to be an object with effort", param="reasoning")
+    effort = other.get("effort") if effort is None else effort
+    if not isinstance(effort, str | None):
+        raise ApiError(f"reasoning_effort is {shown(effort)}; it has to be a string", param="reasoning_effort")
+    return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
 def _template_variables(variables: object) -> Mapping[str, Any]:

@@ -88,11 +88,12 @@ def read_request(
 
 
 def _chat(fields: Fields, model: LoadedModel, name: str, room: Room | None) -> ApiRequest:
+    _refuse_misplaced(fields, "prompt", "/v1/completions")
     tools, asked = read_tools(fields), read_structured(fields)
     prompt = chat_prompt(fields, model, tools, room.check_text if room else None)
     extent = {
-        "max_tokens": _chat_max_tokens(fields),
-        "logprobs": _chat_logprobs(fields),
+        "max_tokens": _max_tokens(fields, None),
+        "logprobs": _logprobs(fields, _chat_logprobs),
         "structured": tools.form(asked.form) if tools else asked.form,
     }
     request = _request("chat", fields, name, (prompt,), extent, echo=False)
@@ -100,10 +101,11 @@ def _chat(fields: Fields, model: LoadedModel, name: str, room: Room | None) -> A
 
 
 def _completion(fields: Fields, model: LoadedModel, name: str, room: Room | None) -> ApiRequest:
+    _refuse_misplaced(fields, "messages", "/v1/chat/completions")
     prompts, asked = completion_prompts(fields, model.tokenizer, room), read_structured(fields)
     extent = {
-        "max_tokens": fields.take("max_tokens", COMPLETION_MAX_TOKENS),
-        "logprobs": fields.take("logprobs"),
+        "max_tokens": _max_tokens(fields, COMPLETION_MAX_TOKENS),
+        "logprobs": _logprobs(fields, lambda left: left.take("logprobs")),
         "structured": asked.form,
     }
     echo = fields.flag("echo")
@@ -129,8 +131,7 @@ def _request(
 ) -> ApiRequest:
     """What both endpoints have in common."""
     bias = _logit_bias(fields.take("logit_bias", {}))
-    repetition = _repetition_penalty(fields.take("repetition_penalty", 1.0))
-    sampling = {"logit_bias": bias, "repetition_penalty": repetition}
+    sampling = {"logit_bias": bias, "repetition_penalty": _repetition_penalty(fields)}
     return ApiRequest(
         kind=kind,
         model=name,
@@ -140,7 +141,7 @@ def _request(
         stream=(stream := fields.flag("stream")),
         echo=echo,
         return_token_ids=fields.flag("return_token_ids"),
-        usage=_streamed_usage(fields.take("stream_options"), stream),
+        usage=_streamed_usage(fields, stream),
         cache_salt=_cache_salt(fields.take("cache_salt", "")),
         timeout_s=_timeout_s(fields.take("timeout_s")),
         unknown=fields.rest(),
@@ -157,15 +158,37 @@ def model_name(fields: Fields, names: Sequence[str]) -> str:
     raise ApiError(problem, status=404, param="model", code="model_not_found")
 
 
-def _chat_max_tokens(fields: Fields) -> Any:
-    newer, older = fields.take("max_completion_tokens"), fields.take("max_tokens")
-    if newer is not None and older is not None and newer != older:
-        problem = f"max_tokens is {shown(older)}, max_completion_tokens {shown(newer)}; they mean the same, give one"
-        raise ApiError(problem, param="max_tokens")
-    if newer is None:
-        return older
-    check_integer("max_completion_tokens", newer, 1, None)
-    return newer
+def _refuse_misplaced(fields: Fields, name: str, path: str) -> None:
+    if name in fields:
+        raise ApiError(f"{name} is given; it belongs to {path}", param=name)
+
+
+_MAX_TOKENS = "max_tokens", "max_completion_tokens", "n_predict"
+"""Names of the same, also in completions: OpenAI's older and newer, and llama.cpp's, where -1 is no limit."""
+
+
+def _max_tokens(fields: Fields, default: int | None) -> int | None:
+    given = list(fields.take_all(_MAX_TOKENS).items())
+    if not given:
+        return default
+    (name, value), *others = given
+    for other, differs in others:
+        if differs != value:
+            problem = f"{name} is {shown(value)}, {other} {shown(differs)}; they mean the same, give one"
+            raise ApiError(problem, param=name)
+    if name == "n_predict" and value == -1:
+        return None
+    check_integer(name, value, 1, None)
+    return int(value)
+
+
+def _logprobs(fields: Fields, read: Callable[[Fields], Any]) -> Any:
+    """What the endpoint's own fields say, which `read` reads, or llama.cpp's `n_probs`, where 0 is off."""
+    number = fields.take("n_probs", 0)
+    check_integer("n_probs", number, 0, MAX_LOGPROBS)
+    if number and ("logprobs" in fields or "top_logprobs" in fields):
+        raise ApiError("n_probs and logprobs mean the same, give one", param="n_probs")
+    return number or read(fields)
 
 
 def _chat_logprobs(fields: Fields) -> Any:
@@ -179,7 +202,8 @@ def _chat_logprobs(fields: Fields) -> Any:
     return top
 
 
-def _streamed_usage(options: object, stream: bool) -> StreamedUsage:
+def _streamed_usage(body: Fields, stream: bool) -> StreamedUsage:
+    options = body.take("stream_options")
     if options is None:
         return StreamedUsage.NO
     if not stream or not isinstance(options, Mapping):
@@ -187,6 +211,9 @@ def _streamed_usage(options: object, stream: bool) -> StreamedUsage:
         raise ApiError(f"stream_options is {shown(options)}; it has to be {allowed}", param="stream_options")
     fields = Fields(options)
     last, each = fields.flag("include_usage"), fields.flag("continuous_usage_stats")
+    fields.flag("include_obfuscation")  # padding against listeners, which OpenAI allows to be left out
+    for unknown in fields.rest():
+        body.leave(f"stream_options.{unknown}")
     if each and not last:
         problem = "stream_options has continuous_usage_stats; that needs include_usage to be true"
         raise ApiError(problem, param="stream_options")
@@ -206,9 +233,29 @@ def _cache_salt(salt: object) -> str:
     return salt
 
 
-def _repetition_penalty(penalty: object) -> Any:
-    """With what the kernels allow beyond it logits may leave the range of float32."""
-    check_real("repetition_penalty", penalty, *REPETITION_PENALTIES)
+def _repetition_penalty(fields: Fields) -> Any:
+    """By vLLM's name or llama.cpp's. With what the kernels allow beyond it logits may leave the range of float32."""
+    own, other = fields.take("repetition_penalty"), _repeat_penalty(fields)
+    if own is not None and other is not None and own != other:
+        problem = f"repetition_penalty is {shown(own)}, repeat_penalty {shown(other)}; they mean the same, give one"
+        raise ApiError(problem, param="repetition_penalty")
+    if own is not None:
+        check_real("repetition_penalty", own, *REPETITION_PENALTIES)
+    return other or 1.0 if own is None else own
+
+
+def _repeat_penalty(fields: Fields) -> Any:
+    """llama.cpp's, which counts the last tokens only: none for 0 and all for -1, as is done here."""
+    penalty, last = fields.take("repeat_penalty"), fields.take("repeat_last_n")
+    if penalty is not None:
+        check_real("repeat_penalty", penalty, *REPETITION_PENALTIES)
+    if last is not None:
+        check_integer("repeat_last_n", last, -1, None)
+    if penalty is None or penalty == 1 or last == 0:
+        return None
+    if last not in (None, -1):
+        problem = f"repeat_last_n is {last}; repeat_penalty counts all tokens of prompt and answer here, send -1"
+        raise ApiError(problem, param="repeat_last_n")
     return penalty
 
 

@@ -1,4 +1,4 @@
-"""The fields by which a body asks for a form of the answer: OpenAI's `response_format`, vLLM's guided ones."""
+"""The fields by which a body asks for a form of the answer: OpenAI's `response_format`, vLLM's and llama.cpp's."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -38,15 +38,18 @@ def named(error: TwostepError, field: str) -> TwostepError:
 
 
 def _response_format(name: str, value: object) -> StructuredOutput | None:
+    """In llama.cpp's form the schema stands beside the type, which may be `json_object` too."""
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return ANY_OBJECT
-    if kind != "json_schema" or not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or kind not in ("text", "json_object", "json_schema"):
         allowed = "an object with type 'text', 'json_object' or 'json_schema'"
         raise ApiError(f"{name} is {shown(value)}; it has to be {allowed}", param=name)
-    return _named_schema(f"{name}.json_schema", value.get("json_schema"))
+    if kind == "text":
+        return None
+    if value.get("json_schema") is not None:
+        return _named_schema(f"{name}.json_schema", value["json_schema"])
+    if value.get("schema") is not None:
+        return _schema(f"{name}.schema", value["schema"])
+    return ANY_OBJECT if kind == "json_object" else _named_schema(f"{name}.json_schema", None)
 
 
 def _named_schema(name: str, value: object) -> StructuredOutput:
@@ -89,11 +92,21 @@ def _structured_outputs(name: str, value: object) -> StructuredOutput | None:
     """vLLM's newer way: one field of an object."""
     if not isinstance(value, Mapping):
         raise _refused(name, value, f"an object with one of {', '.join(_OUTPUTS)}")
-    given = {key: member for key, member in value.items() if member is not None}
+    given = {key: member for key, member in value.items() if not (member is None or _is_default(key, member))}
     if len(given) != 1 or not given.keys() <= _OUTPUTS.keys():
         raise _refused(name, value, f"an object with one of {', '.join(_OUTPUTS)}")
     [(key, member)] = given.items()
     return _OUTPUTS[key](f"{name}.{key}", member)
+
+
+def _is_default(key: str, member: object) -> bool:
+    """Options of vLLM's, as its client writes them where they say nothing."""
+    return member is False and key in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
+
+
+def _llama_grammar(name: str, value: object) -> StructuredOutput | None:
+    """GBNF, or Lark as elsewhere; an empty one is none."""
+    return None if value == "" else _text("grammar")(name, value)
 
 
 def _form(name: str, kind: Kind, text: str) -> StructuredOutput:
@@ -122,4 +135,6 @@ _READERS: dict[str, _Reader] = {
     "guided_choice": _choice,
     "guided_grammar": _text("grammar"),
     "structured_outputs": _structured_outputs,
+    "grammar": _llama_grammar,
+    "json_schema": _schema,
 }

@@ -36,6 +36,8 @@ _SAMPLING: Schema = {
         "object", properties={"include_usage": _SWITCH, "continuous_usage_stats": _SWITCH}, additionalProperties=False
     ),
     "max_tokens": _nullable("integer", minimum=1),
+    "max_completion_tokens": _nullable("integer", minimum=1, description="the newer name of max_tokens"),
+    "n_predict": _nullable("integer", minimum=-1, description="llama.cpp's name of max_tokens; -1: no limit"),
     "min_tokens": _nullable("integer", minimum=0),
     "n": _nullable("integer", minimum=1, maximum=MAX_CHOICES, default=1),
     "temperature": _nullable("number", minimum=0, default=1),
@@ -45,6 +47,13 @@ _SAMPLING: Schema = {
     "presence_penalty": _number(-2, 2, 0),
     "frequency_penalty": _number(-2, 2, 0),
     "repetition_penalty": _number(*REPETITION_PENALTIES, 1),
+    "repeat_penalty": _nullable(
+        "number",
+        minimum=REPETITION_PENALTIES[0],
+        maximum=REPETITION_PENALTIES[1],
+        description="llama.cpp's name of repetition_penalty",
+    ),
+    "repeat_last_n": _nullable("integer", minimum=-1, description="0 or -1: repeat_penalty counts no tokens or all"),
     "seed": _nullable("integer", description="absent: random"),
     "stop": {
         "anyOf": [
@@ -67,8 +76,15 @@ _SAMPLING: Schema = {
     "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "for the whole answer"},
     "cache_salt": _nullable("string", description="only requests with the same find each other's KV"),
     "return_token_ids": _SWITCH,
+    "n_probs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS, description="llama.cpp's; 0: no logprobs"),
     "response_format": _nullable("object", description="of type json_object, or json_schema with one"),
     "structured_outputs": _nullable("object", description="vLLM's: one of json, regex, choice, grammar, json_object"),
+    "guided_json": _nullable("object", description="a JSON schema"),
+    "guided_regex": _nullable("string"),
+    "guided_choice": _nullable("array", items=_TEXT, minItems=1),
+    "guided_grammar": _nullable("string", description="in Lark or GBNF"),
+    "grammar": _nullable("string", description="llama.cpp's name of guided_grammar"),
+    "json_schema": _nullable("object", description="llama.cpp's name of guided_json"),
 }
 
 _CHAT: Schema = {
@@ -84,7 +100,8 @@ _CHAT: Schema = {
             },
         },
     },
-    "max_completion_tokens": _nullable("integer", minimum=1, description="the newer name of max_tokens"),
+    "reasoning_effort": _nullable("string", description="goes to the chat template"),
+    "reasoning": _nullable("object", description="another form of reasoning_effort: {effort: ...}"),
     "logprobs": _SWITCH,
     "top_logprobs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS),
     "add_generation_prompt": _nullable("boolean", default=True),
