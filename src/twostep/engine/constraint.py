@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.engine.literals import plain_gbnf, spelt_characters
+from twostep.engine.literals import needed_characters, plain_gbnf
 from twostep.engine.structured import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.model.tokenizer import Tokenizer
@@ -128,9 +128,9 @@ class Grammars:
         """A character whose bytes have no token would leave an answer in the middle with no token that may follow."""
         if not (missing := self._tokenizer.missing_bytes):
             return
-        for character in spelt_characters(structured):
-            if not missing.isdisjoint(character.encode(errors="surrogatepass")):
-                problem = f"it spells out U+{ord(character):04X}, which no text of this model's vocabulary has"
+        for characters in needed_characters(structured):
+            if all(not missing.isdisjoint(one.encode(errors="surrogatepass")) for one in characters):
+                problem = f"it spells out U+{ord(characters[0]):04X}, which no text of this model's vocabulary has"
                 raise refused(structured, problem)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,8 +13,8 @@ _CHARACTER = re.compile(
     r"|U(?P<eight>[0-9A-Fa-f]{8}))|\\(?P<letter>.)|(?P<plain>.)",
     re.DOTALL,
 )
-_LETTERS = {"a": "\a", "f": "\f", "v": "\v"}
-"""Escapes of control characters that some vocabulary may lack; others stand for themselves or for classes."""
+_LETTERS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+"""Escapes of single characters; others stand for themselves or for classes."""
 _CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*\]"
 _LEXEMES = re.compile(
     rf'(?P<json>%json\s*(?=\{{))|(?P<comment>//[^\n]*|\#[^\n]*)|(?P<string>"(?:\\.|[^"\\])*")'
@@ -27,11 +27,11 @@ _REGEX_LEXEMES = re.compile(
 """What is not closed goes to the end, and is nobody's: searched for again at each character it would take minutes."""
 
 
-def spelt_characters(form: StructuredOutput) -> Iterator[str]:
-    """Characters that the form's text names one by one, so that some answer cannot do without them.
+def needed_characters(form: StructuredOutput) -> Iterator[Sequence[str]]:
+    """Characters that some answer cannot do without, as the form's text spells them out: one of each sequence.
 
-    Of a class of several characters none is named, nor is any that JSON escapes in an answer. This is a reading of the
-    text, not of the language: what is optional is named too.
+    Most sequences have one character; those of a class have its members, of a wide range some. None has a character
+    that JSON escapes in an answer. This is a reading of the text, not of the language: what is optional counts too.
     """
     if form.kind == "choice":
         return chain.from_iterable(json.loads(form.text))
@@ -63,7 +63,7 @@ def _plain_character(match: re.Match[str]) -> str:
     return character if ord(character) > 0x7F else f"\\x{ord(character):02x}"
 
 
-def _of_schema(schema: Any) -> Iterator[str]:
+def _of_schema(schema: Any) -> Iterator[Sequence[str]]:
     open_ = [schema]
     while open_:
         part = open_.pop()
@@ -83,16 +83,16 @@ def _of_schema(schema: Any) -> Iterator[str]:
                 open_.append(value)
 
 
-def _is_raw_in_json(character: str) -> bool:
-    return character >= " "
+def _is_raw_in_json(characters: Sequence[str]) -> bool:
+    return min(characters) >= " "
 
 
-def _of_regex(regex: str) -> Iterator[str]:
+def _of_regex(regex: str) -> Iterator[Sequence[str]]:
     for match in _REGEX_LEXEMES.finditer(regex):
         yield from _of_class(match[0]) if match.lastgroup == "group" else _characters(match[0])
 
 
-def _of_grammar(grammar: str) -> Iterator[str]:
+def _of_grammar(grammar: str) -> Iterator[Sequence[str]]:
     at = 0
     while match := _LEXEMES.match(grammar, at):
         at = match.end()
@@ -107,18 +107,34 @@ def _of_grammar(grammar: str) -> Iterator[str]:
             yield from _of_class(match[0])
 
 
-def _of_class(group: str) -> Iterator[str]:
-    members = list(_CHARACTER.finditer(group[1:-1]))
-    if len(members) == 1:
-        yield from _characters(group[1:-1])
+_MOST_OF_RANGE, _MOST_MEMBERS = 16, 256
+
+
+def _of_class(group: str) -> Iterator[Sequence[str]]:
+    """Nothing where the class is negated, has classes in it or is long: then it has many characters."""
+    if group.startswith("[^"):
+        return
+    members = [_character(match) for match in _CHARACTER.finditer(group[1:-1])]
+    spelt = [member for member in members if member is not None]
+    if len(spelt) < len(members) or len(spelt) > _MOST_MEMBERS or "[" in group[1:]:
+        return
+    for at, sign in enumerate(spelt[1:-1], 1):
+        if sign == "-":
+            first, last = ord(spelt[at - 1]), ord(spelt[at + 1])
+            codes = range(first, last, max(1, (last - first) // _MOST_OF_RANGE))
+            spelt += [chr(code) for code in codes if not 0xD800 <= code <= 0xDFFF]
+    if spelt:
+        yield [character for at, character in enumerate(spelt) if character != "-" or at in (0, len(members) - 1)]
 
 
 def _characters(text: str) -> Iterator[str]:
-    for match in _CHARACTER.finditer(text):
-        digits = match["braced"] or match["two"] or match["four"] or match["eight"]
-        spelt = _code_point(digits) if digits else match["plain"] or _LETTERS.get(match["letter"])
-        if spelt:
-            yield spelt
+    return (spelt for match in _CHARACTER.finditer(text) if (spelt := _character(match)))
+
+
+def _character(match: re.Match[str]) -> str | None:
+    """None for an escape that stands for itself, for several characters or for none."""
+    digits = match["braced"] or match["two"] or match["four"] or match["eight"]
+    return _code_point(digits) if digits else match["plain"] or _LETTERS.get(match["letter"])
 
 
 def _code_point(digits: str) -> str | None:
