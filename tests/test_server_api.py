@@ -185,6 +185,24 @@ def test_log_probabilities_and_ids_streamed_as_whole(http: httpx.Client) -> None
         assert [entry for chunk in chunks for entry in (chunk["logprobs"] or {}).get(name, [])] == entries
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_log_probabilities_end_before_a_stop_string_streamed_as_whole(http: httpx.Client, path: str) -> None:
+    """The stop string, of several tokens, is held back from a stream until it is whole."""
+    chat = path != "/v1/completions"
+    asked = {"messages": HELLO, "logprobs": True} if chat else {"prompt": "One, two,", "logprobs": 0}
+    free = post(http, path, **asked, **GREEDY)["choices"][0]
+    text = free["message"]["content"] if chat else free["text"]
+    asked = {**asked, **GREEDY, "stop": text[len(text) // 2 :]}
+    whole = post(http, path, **asked)["choices"][0]
+    chunks = [chunk["choices"][0] for chunk in events(http, path, **asked)]
+    for name, entries in whole["logprobs"].items():
+        assert [entry for chunk in chunks for entry in (chunk["logprobs"] or {}).get(name) or []] == (entries or [])
+    shown = [entry["token"] for entry in whole["logprobs"]["content"]] if chat else whole["logprobs"]["tokens"]
+    kept = text[: len(text) // 2]
+    assert "".join(shown).startswith(kept)
+    assert len("".join(shown[:-1])) < len(kept)
+
+
 def test_characters_arrive_whole(http: httpx.Client, server: Served) -> None:
     """CASES 24: what of a stream's text is not Unicode yet waits; at the end both ways have the same."""
     tokenizer = server.state.model.tokenizer

@@ -77,6 +77,22 @@ def test_a_schema_that_cannot_be_kept_to_is_a_bad_request(client: openai.OpenAI,
         client.chat.completions.create(messages=QUESTION, response_format=form, stream=stream, **ASKED)
 
 
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({"grammar": 'root ::= "\\u00e9" ("a" | "b")'}, {"\u00e9a", "\u00e9b"}),
+        ({"grammar": 'start: "x" ("a" | "b")'}, {"xa", "xb"}),
+        ({"json_schema": {"enum": [1, "e\u0301"]}}, {"1", '"e\u0301"'}),
+        ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, {"7"}),
+    ],
+)
+def test_forms_in_llama_cpp_s_fields_are_kept(
+    client: openai.OpenAI, fields: dict[str, Any], answers: set[str]
+) -> None:
+    reply = client.chat.completions.create(messages=QUESTION, extra_body=fields, **ASKED)
+    assert reply.choices[0].message.content in answers
+
+
 PATTERN = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}}
 
 

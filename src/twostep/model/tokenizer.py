@@ -57,8 +57,7 @@ class Tokenizer:
     @cached_property
     def missing_bytes(self) -> frozenset[int]:
         """Bytes that have no token. Tokens of several bytes are merged from those of one, so no text has them."""
-        single = (self.token_bytes(id_) for id_ in range(self.vocab_size))
-        return frozenset(range(256)) - {spelt[0] for spelt in single if len(spelt) == 1}
+        return frozenset(map(_BYTE_OF.__getitem__, _BYTE_OF.keys() - set(self.vocabulary.tokens)))
 
     def encode_exact(self, text: str) -> list[int]:
         """Token ids whose bytes are exactly those of `text`, up to the first character that has `missing_bytes`.
