@@ -35,7 +35,7 @@ CHECKED_STEPS = 3
 CACHED_GRAMMARS = 16
 LONGEST_LINE, LONGEST_REASON = 160, 480
 """Characters of one line of what llguidance says of a form, and of all of it: it may quote a form of any length."""
-_PLACE = re.compile(r"^at \d+\(\d+\): ")
+_PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 _POINTS_OUT = re.compile(r"\s*(\d+ \|.*|\^+|<non-verbose/>|)\s*")
 """Lines that show where in the text, by number or with carets below: of no use in one line."""
 
@@ -194,7 +194,7 @@ def refused(structured: StructuredOutput, problem: str, field: str = "structured
     what = structured.kind.replace("json_schema", "JSON schema")
     if problem.startswith("NoExtension"):
         problem = "no text satisfies it"
-    if structured.kind != "grammar":
+    if structured.kind != "grammar" or field == "tools":
         problem = _PLACE.sub("", problem)  # in a grammar that llguidance made, which nobody wrote
     return InvalidParameterError(f"{field}: the {what} cannot be used: {_one_line(problem)}", field)
 

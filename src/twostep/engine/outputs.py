@@ -171,7 +171,7 @@ class ChoiceOutput:
     stop_reason: str | int | None = None
     """The stop string or the id among `stop_token_ids` that ended it; None for the model's own end."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One for each token, if asked for."""
+    """One for each of `token_ids`, those that a stop string cut off the text included, if asked for."""
     error: str | None = None
     """One line, if `finish_reason` is "error"."""
 
