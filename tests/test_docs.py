@@ -42,8 +42,33 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A part\n[one](#a-part) [two](#no-part) [three](none.md) [four](page.md#a-part)\n[w](https://x.y)\n")
+    page.write_text(
+        "# A part\n[one](#a-part) [two](#no-part) [three](none.md) [four](page.md#a-part)\n[w](https://x.y)\n"
+    )
     assert broken(page) == ["#no-part", "none.md"]
+
+
+# --- cases --------------------------------------------------------------------------------------------------------
+
+
+def named_cases() -> dict[str, set[int]]:
+    """By test file, the numbers behind `CASES`: lists and ranges, such as "CASES 7, 11 to 14"."""
+    found: dict[str, set[int]] = {}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for words in re.findall(r"\bCASES (\d+(?:(?:, | to )\d+)*)", path.read_text()):
+            for first, last in re.findall(r"(\d+)(?: to (\d+))?", words):
+                found.setdefault(path.name, set()).update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def test_cases_that_tests_name_are_on_their_page() -> None:
+    described = {
+        int(number) for number in re.findall(r"^(\d+)\. ", (ROOT / "docs" / "cases.md").read_text(), re.MULTILINE)
+    }
+    cases = named_cases()
+    assert described == set(range(1, len(described) + 1))
+    assert len(cases) >= 5
+    assert {path: numbers - described for path, numbers in cases.items() if numbers - described} == {}
 
 
 # --- the server's page --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Thousands of damaged files: reader, families, tokenizer and description raise nothing but `ModelFileError`, soon."""
+"""Thousands of damaged files: readers raise nothing but `ModelFileError`, and soon (CASES 40)."""
 
 import random
 import resource

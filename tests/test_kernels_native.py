@@ -1,4 +1,4 @@
-"""Every kernel at every instruction set of this machine against scalar arithmetic (native/selftest.cpp)."""
+"""Every kernel at every instruction set of this machine (CASES 38) against scalar arithmetic (native/selftest.cpp)."""
 
 import pytest
 

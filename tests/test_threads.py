@@ -1,4 +1,4 @@
-"""How many threads are taken on machines and in containers of all kinds, by files that say what the kernel would."""
+"""How many threads are taken on machines and in containers of all kinds, read from made-up kernel files (CASES 36)."""
 
 from pathlib import Path
 
