@@ -210,7 +210,7 @@ def _finish(buffer: _Buffer, thread: Thread, patience_s: float) -> bool:
 class BackgroundStream(io.TextIOBase):
     """Takes the place of a text stream: lines go through a `BackgroundWriter`."""
 
-    def __init__(self, stream: TextIO, limit_bytes: int = LOG_BYTES) -> None:
+    def __init__(self, stream: TextIO, limit_bytes: int) -> None:
         """Raises `OSError` if `stream` has no descriptor. It has to stay open as long as this one is used."""
         stream.flush()
         self._fd = stream.fileno()
@@ -269,13 +269,13 @@ def _dropped_lines(count: int) -> bytes:
 
 
 @contextmanager
-def background_output() -> Iterator[Callable[[], int]]:
+def background_output(limit_bytes: int = LOG_BYTES) -> Iterator[Callable[[], int]]:
     """While it lasts, `sys.stdout` and `sys.stderr` never wait. Yields a function that returns how many lines they
     dropped.
 
     A stream that could not be written to its end stays replaced: what is printed later must not wait for it either.
     """
-    replaced = {name: _in_background(getattr(sys, name)) for name in ("stdout", "stderr")}
+    replaced = {name: _in_background(getattr(sys, name), limit_bytes) for name in ("stdout", "stderr")}
     streams = {name: made for name, made in replaced.items() if made is not None}
     originals = {name: getattr(sys, name) for name in streams}
     for name, stream in streams.items():
@@ -288,9 +288,9 @@ def background_output() -> Iterator[Callable[[], int]]:
                 setattr(sys, name, originals[name])
 
 
-def _in_background(stream: TextIO | None) -> BackgroundStream | None:
+def _in_background(stream: TextIO | None, limit_bytes: int) -> BackgroundStream | None:
     """None for what is closed or has no descriptor, as in tests: it cannot block."""
     try:
-        return None if stream is None else BackgroundStream(stream)
+        return None if stream is None else BackgroundStream(stream, limit_bytes)
     except (OSError, ValueError):  # `io.UnsupportedOperation` is both
         return None
