@@ -176,6 +176,50 @@ def test_dropped_lines_are_counted_and_told(pipe: tuple[int, int]) -> None:
         assert_it_ends(process)
 
 
+OPENS_FIFOS = """
+import pathlib
+def open_it(self, mode="r", *how, real=pathlib.Path.open, **more):
+    return real(self, "wb" if mode == "xb" and self.is_fifo() else mode, *how, **more)
+pathlib.Path.open = open_it
+"""
+"""A `sitecustomize` that lets recordings be written to pipes, to have a disk that is stuck."""
+
+
+def test_recordings_to_a_disk_that_is_stuck(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OPENS_FIFOS)
+    fifos = [tmp_path / "run.rec", tmp_path / "traffic.jsonl"]
+    ends = []
+    for fifo in fifos:
+        os.mkfifo(fifo)
+        ends.append(os.open(fifo, os.O_RDWR))
+        fcntl.fcntl(ends[-1], fcntl.F_SETPIPE_SZ, 4096)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    record = ("--record", str(fifos[0]), "--record-workload", str(fifos[1]))
+    with started([COMMAND, "serve", *SMALL, *record], stderr=subprocess.PIPE, env=env) as process:
+        assert_it_serves(url_of(process))
+        assert_it_ends(process)
+        assert process.stderr
+        log = process.stderr.read()
+    assert len(os.read(ends[0], 10_000)) > 3000, "the pipe was not full"
+    assert "run.rec: the disk does not keep up; the recording ends here" in log
+    for end in ends:
+        os.close(end)
+
+
+def test_recordings_to_a_disk_that_is_full(tmp_path: Path) -> None:
+    files = [tmp_path / "run.rec", tmp_path / "traffic.jsonl"]
+    record = ("--record", str(files[0]), "--record-workload", str(files[1]))
+    limited = ["bash", "-c", 'ulimit -f 2; exec "$0" "$@"', COMMAND, "serve", *SMALL, *record]
+    with started(limited, stderr=subprocess.PIPE) as process:
+        assert_it_serves(url_of(process))
+        assert_it_ends(process)
+        assert process.stderr
+        log = process.stderr.read()
+    assert log.count(f"twostep: {files[0]}: File too large; the recording ends here") == 1
+    assert log.count(f"{files[1]}: File too large; the recording of the workload ends here") == 1
+    assert "died" not in log
+
+
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"], ids=["no standard error", "no streams at all"])
 def test_closed_streams(closed: str) -> None:
     """As daemons are started, and programs without a console."""

@@ -70,7 +70,7 @@ class Recorder:
     def _fail(self) -> NoReturn:
         self._failed = True
         error = self._writer.error
-        why = error.strerror if error else f"nothing was written while {BUFFER_BYTES >> 20} MiB came"
+        why = error.strerror if error else "the disk does not keep up"
         raise RecordingError(f"{self._path}: {why}; the recording ends here") from error
 
     def close(self) -> None:
