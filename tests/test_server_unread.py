@@ -176,6 +176,17 @@ def test_dropped_lines_are_counted_and_told(pipe: tuple[int, int]) -> None:
         assert_it_ends(process)
 
 
+def test_a_measurement_does_not_wait_for_whoever_reads_its_progress(pipe: tuple[int, int]) -> None:
+    """A terminal that is paused looks the same."""
+    os.write(pipe[1], b"x" * 4096)
+    with started([COMMAND, "serve", *SMALL], stderr=subprocess.DEVNULL) as server:
+        load = ["--workload", "batch", "--requests", "3", "--max-input", "40", "--max-output", "6"]
+        with started([COMMAND, "bench", "--url", url_of(server), *load], stderr=pipe[1]) as bench:
+            assert bench.wait(120) == 0
+            assert bench.stdout
+            assert "TTFT" in bench.stdout.read()
+
+
 OPENS_FIFOS = """
 import pathlib
 def open_it(self, mode="r", *how, real=pathlib.Path.open, **more):

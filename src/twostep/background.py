@@ -10,7 +10,7 @@ import select
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, RLock, Thread, current_thread
 from time import monotonic
@@ -269,13 +269,14 @@ def _dropped_lines(count: int) -> bytes:
 
 
 @contextmanager
-def background_output(limit_bytes: int = LOG_BYTES) -> Iterator[Callable[[], int]]:
-    """While it lasts, `sys.stdout` and `sys.stderr` never wait. Yields a function that returns how many lines they
-    dropped.
+def background_output(
+    limit_bytes: int = LOG_BYTES, names: Sequence[str] = ("stdout", "stderr")
+) -> Iterator[Callable[[], int]]:
+    """While it lasts, these streams of `sys` never wait. Yields a function that returns how many lines they dropped.
 
     A stream that could not be written to its end stays replaced: what is printed later must not wait for it either.
     """
-    replaced = {name: _in_background(getattr(sys, name), limit_bytes) for name in ("stdout", "stderr")}
+    replaced = {name: _in_background(getattr(sys, name), limit_bytes) for name in names}
     streams = {name: made for name, made in replaced.items() if made is not None}
     originals = {name: getattr(sys, name) for name in streams}
     for name, stream in streams.items():

@@ -79,9 +79,9 @@ class EngineClient(asyncio.Protocol):
         theirs.close()
         loop = asyncio.get_running_loop()
         _, client = await loop.create_connection(lambda: cls(process), sock=ours)
-        await loop.connect_read_pipe(lambda: client._output, process.stdout)
-        client._say(Load(path, config))
         try:
+            await loop.connect_read_pipe(lambda: client._output, process.stdout)
+            client._say(Load(path, config))
             return client, await client._ready
         except BaseException:
             await client.stop(grace_s=0)

@@ -56,8 +56,10 @@ class Supervisor:
         while True:
             self._note_death(await self._death())
             self.restarting = True
-            await self._restart()
-            self.restarting = False
+            try:
+                await self._restart()
+            finally:
+                self.restarting = False
             self._owner.say("engine_restarted", "the engine is running again")
 
     async def stop(self) -> None:
