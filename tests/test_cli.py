@@ -261,6 +261,33 @@ class TestStreams:
         result = subprocess.run(shell, capture_output=True, timeout=60, check=False)
         assert (result.returncode, result.stderr.decode()) == (1, f"twostep: {message}\n")
 
+    @pytest.mark.parametrize(
+        ("command", "code"),
+        [
+            ("models", 0),
+            ("inspect smollm2-135m", 0),
+            ("pull smollm2-135m", 0),
+            ("generate Hi --max-tokens 2 --temperature 0 --stats", 0),
+            ("chat --max-tokens 2 <<< Hi", 0),
+            ("workload show no-such-file", 1),
+            ("replay no-such-file", 1),
+            ("explain no-such-id --url http://127.0.0.1:9", 1),
+            ("bench --url http://127.0.0.1:9", 1),
+            ("nonsense", 2),
+        ],
+    )
+    @pytest.mark.usefixtures("default_model_path")
+    def test_without_standard_error(self, command: str, code: int) -> None:
+        """What would be said there gets lost: not into standard output, nor into a file that got the number."""
+        shown, silent = (
+            subprocess.run(["bash", "-c", f"'{COMMAND}' {command} {to}"], capture_output=True, timeout=120, check=False)
+            for to in ("2>/dev/null", "2>&-")
+        )
+        assert (silent.returncode, shown.returncode) == (code, code)
+        assert silent.stderr == b""
+        if not command.startswith("chat"):  # whose answers are random
+            assert silent.stdout == shown.stdout
+
 
 def test_a_path_that_no_system_takes() -> None:
     assert complaint("inspect", "x" * 300 + ".gguf").startswith("File name too long: ")

@@ -90,6 +90,15 @@ def test_it_starts_answers_and_ends_with_status_0() -> None:
         assert process.wait(20) == 0
 
 
+def test_uncut_prompts_need_no_other_setting() -> None:
+    with serving(*SMALL, "--chunking", "none") as (_, lines):
+        address = address_of(lines)
+        width = ask(f"{address}/v1/config")["settings"]["max_num_batched_tokens"]
+        assert width == {"value": 8192, "set_by": "preset chat, moved by --chunking"}
+        usage = ask(f"{address}/v1/completions", {"prompt": [5] * 1500, "max_tokens": 2})["usage"]
+        assert usage["prompt_tokens"] == 1500
+
+
 def test_its_own_chat_talks_with_it() -> None:
     with serving(*SMALL, "--api-key", "open-sesame") as (_, lines):
         command = [COMMAND, "chat", "--url", address_of(lines), "--max-tokens", "6", "--api-key"]

@@ -314,7 +314,6 @@ class TestLeavingEarly:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert texts(llm.generate("Rome is", SHORT, progress=False)) == expected
 
-
     def test_ctrl_c_ends_a_long_step_in_its_midst(self, default_model_path: Path) -> None:
         with LLM(default_model_path, max_num_seqs=1, chunking="none", max_step_tokens=8192, kv_blocks=513) as wide:
 
@@ -404,6 +403,20 @@ def test_importing_the_package_loads_nothing() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "numpy" not in loaded
     assert loaded.count("twostep") == 1
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"], ids=["no standard error", "neither standard input"])
+def test_a_program_without_standard_error(default_model_path: Path, closed: str) -> None:
+    """As `pythonw` and daemons have it. What is written there is lost, but never comes into the output."""
+    code = (
+        "import sys\nfrom twostep import LLM, SamplingParams\nassert sys.stderr is None\n"
+        "with LLM(sys.argv[1], kv_blocks=20) as llm:\n"
+        "    [answer] = llm.chat([{'role': 'user', 'content': 'Hi'}], SamplingParams(max_tokens=2))\n"
+        "    print(len(answer.choices[0].token_ids))\n"
+    )
+    shell = ["bash", "-c", f'exec "$0" -c "$1" "$2" {closed}', sys.executable, code, default_model_path]
+    ended = subprocess.run(shell, stdout=subprocess.PIPE, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (0, b"2\n")
 
 
 def test_what_the_package_exports() -> None:

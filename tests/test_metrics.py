@@ -30,7 +30,7 @@ from twostep.openai_api.errors import ApiError
 from twostep.server.exposition import Family, exposition
 from twostep.server.ledger import LEFT, Ledger, Reply
 from twostep.server.log_lines import LogLines
-from twostep.server.metrics import Metrics
+from twostep.server.metrics import Metrics, Own
 from twostep.server.refusals_log import RefusalsLog
 from twostep.server.requests_log import RequestsLog, log_entry
 
@@ -72,7 +72,7 @@ class Scrape:
 
 
 def scrape(metrics: Metrics, snapshot: Snapshot | None = None, model: str = "small") -> Scrape:
-    return Scrape(metrics.text(model, snapshot, up=True), model)
+    return Scrape(metrics.text(model, snapshot, Own(up=True)), model)
 
 
 def line(first_s: float, *token_s: float, arrival_s: float = 1.0, prefill_s: float = 0.5) -> Timeline:
@@ -288,7 +288,7 @@ def test_names_are_those_of_vllm_where_they_mean_the_same() -> None:
 
 def test_before_the_engine_has_spoken_its_metrics_are_missing() -> None:
     metrics = Metrics()
-    told = Scrape(metrics.text("small", None, up=False), "small")
+    told = Scrape(metrics.text("small", None, Own(up=False)), "small")
     assert told("engine_up") == 0
     assert "twostep:num_requests_running" not in told.names()
 

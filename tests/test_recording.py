@@ -1,10 +1,12 @@
 """Recordings: the format is exact and checked, the file survives a kill, damage is named, nothing private is in it."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recorded_run import ABOUT, TOKENS, Host, Workload, record, replays
 
+from twostep.background import BackgroundWriter
 from twostep.core.hashing import HASH_BYTES
 from twostep.core.loop import Abort, Command, EngineLoop
 from twostep.core.plan import Admission, Chunk, Held, Outcome, Plan, Preemption, StepResult
@@ -147,6 +150,55 @@ def test_a_recording_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
     assert no_file(tmp_path).read_text() == "precious"
 
 
+def test_on_a_full_disk_the_recording_ends_with_one_error(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        recorder = stuck(tmp_path, BackgroundWriter(full.fileno()))
+    errors = raised(recorder, 5)
+    assert errors == [f"{no_file(tmp_path)}: No space left on device; the recording ends here"]
+
+
+def test_on_a_stuck_disk_the_recording_ends_with_one_error(tmp_path: Path) -> None:
+    """Nothing waits for it, the end neither."""
+    read, write = os.pipe()
+    recorder = stuck(tmp_path, BackgroundWriter(write, 10_000))
+    begun_s = time.monotonic()
+    errors = raised(recorder, 20_000)
+    assert errors == [f"{no_file(tmp_path)}: the disk does not keep up; the recording ends here"]
+    assert time.monotonic() - begun_s < 30
+    os.close(read)
+    os.close(write)
+
+
+def test_what_a_stuck_disk_did_not_get_is_told_at_the_end(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    recorder = stuck(tmp_path, BackgroundWriter(write, 1 << 20))
+    for _ in range(20_000):
+        recorder.turn((1,), ())
+    with pytest.raises(RecordingError, match="the disk does not keep up; the recording ends here"):
+        recorder.close()
+    os.close(read)
+    os.close(write)
+
+
+def stuck(folder: Path, writer: BackgroundWriter) -> Recorder:
+    """Goes on with this writer."""
+    recorder = Recorder(no_file(folder), SETTINGS, ABOUT)
+    recorder._writer.close()
+    recorder._writer = writer
+    return recorder
+
+
+def raised(recorder: Recorder, turns: int) -> list[str]:
+    """Messages of the errors of so many turns and of closing."""
+    errors = []
+    for what in (*[lambda: recorder.turn((1,), ())] * turns, recorder.close):
+        try:
+            what()
+        except RecordingError as error:
+            errors.append(str(error))
+    return errors
+
+
 STEP = [[5], [], [], [1, [], [], 0], [1, 0, 1, 0, [], [], [], [], [1, 1, 1, 1], None]]
 REQUEST = ["+", "a", 20, 4, "", 0, 1, 0]
 
@@ -267,9 +319,11 @@ def test_a_header_cut_off_is_told(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_a_readable_file(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom support.recorded_run import Workload, record\n"
+        "import os, signal, sys, time\nfrom pathlib import Path\nfrom support.recorded_run import Workload, record\n"
         "turns = []\n"
-        "def die():\n    turns.append(1)\n    if len(turns) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def die():\n    turns.append(1)\n    if len(turns) < 20: return\n"
+        "    while Path(sys.argv[1]).read_bytes().count(b'\\n') < 10: time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "record(Path(sys.argv[1]), Workload(34), die)\n"
     )
     path = {"PYTHONPATH": ":".join(sys.path)}

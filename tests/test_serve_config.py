@@ -219,18 +219,18 @@ def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
             "priority_preempts needs an order by priority: under fcfs the preempted come back first",
         ),
         (
-            {"max_num_seqs": "600"},
+            {"max_num_seqs": "600", "max_num_batched_tokens": "512"},
             "a step of 512 tokens is too narrow; it needs at least 856: 600 seats that decode, 256 for prompts in "
-            "mid-prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by preset chat)",
+            "mid-prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by --max-num-batched-tokens)",
+        ),
+        (
+            {"max_num_batched_tokens": "100"},
+            "a step of 100 tokens is too narrow; it needs at least 257: 1 seats that decode, 256 for prompts in "
+            "mid-prefill (set: max_num_seqs by preset chat, moved by --max-num-batched-tokens, ",
         ),
         (
             {"chunking": "tokens=4096", "max_num_batched_tokens": "1024"},
             "chunking is tokens=4096, but max_num_batched_tokens 1024: no step is so wide",
-        ),
-        (
-            {"chunking": "none"},
-            "chunking is none, each prompt is computed in one step: max_num_batched_tokens has to be given, it limits "
-            "the length of a request (set: max_num_batched_tokens by preset chat, chunking by --chunking)",
         ),
         (
             {"chunking": "none", "max_num_batched_tokens": "1024", "max_model_len": "2048"},
@@ -240,6 +240,50 @@ def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
 )
 def test_contradictions_are_refused_with_the_reason(flags: dict[str, Any], problem: str) -> None:
     assert refusal(flags).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value", "because"),
+    [
+        ({"chunking": "none"}, "max_num_batched_tokens", None, "--chunking"),
+        ({"chunking": "none", "max_model_len": "2048"}, "max_num_batched_tokens", 2048, "--chunking"),
+        ({"chunking": "none", "max_model_len": "20"}, "max_num_batched_tokens", 32, "--chunking"),
+        ({"chunking": "none", "max_num_seqs": "600"}, "max_num_batched_tokens", None, "--chunking"),
+        ({"chunking": "tokens=4096"}, "max_num_batched_tokens", 4096, "--chunking"),
+        ({"max_num_seqs": "600"}, "max_num_batched_tokens", 856, "--max-num-seqs"),
+        ({"max_num_batched_tokens": "280"}, "max_num_seqs", 24, "--max-num-batched-tokens"),
+        ({"chunking": "none", "max_num_batched_tokens": "20"}, "max_num_seqs", 20, "--max-num-batched-tokens"),
+        ({"preset": "batch", "max_num_batched_tokens": "600"}, "chunking", "tokens=600", "--max-num-batched-tokens"),
+        ({"preset": "batch", "max_num_batched_tokens": "400"}, "max_num_seqs", 144, "--max-num-batched-tokens"),
+        ({"preset": "rag", "max_num_seqs": "1000"}, "max_num_batched_tokens", 1256, "--max-num-seqs"),
+    ],
+)
+def test_a_setting_moves_defaults_that_contradict_it(
+    flags: dict[str, Any], name: str, value: object, because: str
+) -> None:
+    server, _ = configs(flags)
+    assert set_by(server, name) == (value, f"preset {flags.get('preset', 'chat')}, moved by {because}")
+    for given in flags.keys() - {"preset"}:
+        assert set_by(server, given)[1].startswith("--"), "the user's word stays"
+
+
+def test_defaults_that_contradict_nothing_stay() -> None:
+    flags = {"chunking": "tokens=512", "max_num_seqs": "256", "max_model_len": "8192"}
+    assert set_by(configs(flags)[0], "max_num_batched_tokens") == (512, "preset chat")
+    assert set_by(configs({"max_num_batched_tokens": "288"})[0], "max_num_seqs") == (32, "preset chat")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_single_setting_contradicts_a_preset(preset: str) -> None:
+    """Whatever a user says alone, in a flag, in the environment or in a file, is served."""
+    alone = [{"chunking": "none"}, {"itl_budget": "5"}, {"admission": "fcfs"}, {"priority_preempts": "true"}]
+    alone += [{"chunking": f"tokens={tokens}"} for tokens in (1, 64, 511, 513, 1025, 100_000)]
+    alone += [{"max_num_seqs": str(seats)} for seats in (1, 255, 257, 769, 5000)]
+    alone += [{"max_num_batched_tokens": str(tokens)} for tokens in (257, 511, 513, 1023, 100_000)]
+    alone += [{"enable_prefix_caching": "false"}, {"max_model_len": "2"}, {"kv_memory": "1MiB"}]
+    for settings in alone:
+        environ = {f"TWOSTEP_{name.upper()}": value for name, value in settings.items()}
+        configs({}, {**environ, "TWOSTEP_PRESET": preset})
 
 
 def test_uncut_prompts_with_steps_that_hold_them() -> None:

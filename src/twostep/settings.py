@@ -17,7 +17,7 @@ from twostep.core.policies import (
     by_priority,
     fcfs,
 )
-from twostep.core.scheduler import SchedulerConfig
+from twostep.core.scheduler import SchedulerConfig, least_step_tokens
 from twostep.perf.linear import LinearStepTime
 
 NS_PER_MS = 1_000_000
@@ -40,6 +40,11 @@ class Settings:
     chunking: str = "time=50"
     admission: str = "priority"
     priority_preempts: bool = False
+
+    @property
+    def least_step_tokens(self) -> int:
+        """What `step_tokens` has to be at least. Raises `ValueError` if `chunking` is none that there is."""
+        return least_step_tokens(self.seats, _chunking(self.chunking, self.step_tokens))
 
     def config(self) -> SchedulerConfig:
         """Raises `ValueError` that names the setting, its value and what is allowed."""

@@ -158,14 +158,16 @@ def _measure(options: argparse.Namespace) -> None:
     """What there is is shown and kept also where it ends with an error or a signal."""
     import asyncio
 
+    from twostep.background import background_output
     from twostep.cli.bench_runs import Measuring
 
-    measuring = Measuring(options)
-    try:
-        asyncio.run(measuring.run())
-    finally:
-        if (result := measuring.result()).runs:
-            _show(result, options)
+    with background_output(names=["stderr"]):  # a terminal that is paused must not stop the requests
+        measuring = Measuring(options)
+        try:
+            asyncio.run(measuring.run())
+        finally:
+            if (result := measuring.result()).runs:
+                _show(result, options)
     if measuring.ended_by is not None:
         sys.exit(128 + measuring.ended_by)
     if not any(run.summary.served for run in result.runs):

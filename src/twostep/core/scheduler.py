@@ -51,14 +51,21 @@ class SchedulerConfig:
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        shares = self.chunking.least_tokens * MOST_IN_PREFILL
+        least = least_step_tokens(self.seats, self.chunking)
         if not self.groups or min(group.blocks for group in self.groups) < 1 or self.seats < 1:
             raise ValueError(f"{self.seats} seats, {self.groups}: at least one seat, and a block in each group")
         if self.priority_preempts and self.order is fcfs:
             raise ValueError("priority_preempts needs an order by priority: under fcfs the preempted come back first")
-        if self.step_tokens < self.seats + shares:
-            needed = f"{self.seats + shares}: {self.seats} seats that decode, {shares} for prompts in mid-prefill"
+        if self.step_tokens < least:
+            shares = least - self.seats
+            needed = f"{least}: {self.seats} seats that decode, {shares} for prompts in mid-prefill"
             raise ValueError(f"a step of {self.step_tokens} tokens is too narrow; it needs at least {needed}")
+
+
+def least_step_tokens(seats: int, chunking: Chunking) -> int:
+    """Tokens that a step has to hold at least: one for each sequence that decodes, and a share for each prompt in
+    mid-prefill."""
+    return seats + chunking.least_tokens * MOST_IN_PREFILL
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from twostep.core.request import BLOCK_TOKENS, blocks_for
@@ -27,6 +28,8 @@ class Sizing(NamedTuple):
     memory: MemoryPlan
     blocks: int
     context_tokens: int
+    step_tokens: int
+    """Most tokens of a step."""
 
     @property
     def longest(self) -> int:
@@ -49,7 +52,8 @@ def size(model: LoadedModel, config: EngineConfig) -> Sizing:
     wanted = shape.context if config.max_model_len is None else config.max_model_len
     if not 2 <= wanted <= shape.context:
         raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
-    demand = MemoryDemand(shape, packed_weight_bytes(model.network), config.max_step_tokens, config.max_num_seqs)
+    step_tokens = config.max_step_tokens or max(wanted, _least_step_tokens(config))
+    demand = MemoryDemand(shape, packed_weight_bytes(model.network), step_tokens, config.max_num_seqs)
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
     memory = plan_memory(
         demand,
@@ -60,7 +64,12 @@ def size(model: LoadedModel, config: EngineConfig) -> Sizing:
         least_tokens=config.max_model_len or 2,
     )
     useful = config.max_num_seqs * blocks_for(wanted)
-    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted)
+    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens)
+
+
+def _least_step_tokens(config: EngineConfig) -> int:
+    with naming_settings():
+        return Settings((1,), seats=config.max_num_seqs, chunking=config.chunking).least_step_tokens
 
 
 def settings(config: EngineConfig, sizing: Sizing) -> Settings:
@@ -68,7 +77,7 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
     return Settings(
         blocks=(sizing.blocks,),
         seats=config.max_num_seqs,
-        step_tokens=config.max_step_tokens,
+        step_tokens=sizing.step_tokens,
         context_tokens=sizing.context_tokens,
         batching=config.batching,
         chunking=config.chunking,
@@ -79,8 +88,15 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
 
 def scheduler(settings: Settings) -> Scheduler:
     """Raises `InvalidParameterError` for settings that contradict each other."""
-    try:
+    with naming_settings():
         return Scheduler(settings.config())
+
+
+@contextmanager
+def naming_settings() -> Iterator[None]:
+    """The scheduler's errors are a user's."""
+    try:
+        yield
     except ValueError as error:
         raise InvalidParameterError(str(error)) from None
 
@@ -94,11 +110,11 @@ class Kernels(NamedTuple):
     threads: int
 
 
-def kernels(model: LoadedModel, config: EngineConfig, blocks: int) -> Kernels:
+def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels:
     """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
     vocab = model.network.shape.vocab
     if config.executor == "reference":
-        return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1)
-    native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
-    native.reserve(config.max_step_tokens, config.max_num_seqs)
+        return Kernels(ReferenceExecutor(model.network, sizing.blocks), Sampler(vocab), "numpy", 1)
+    native = NativeExecutor(model.network, sizing.blocks, threads=config.threads or default_threads())
+    native.reserve(sizing.step_tokens, config.max_num_seqs)
     return Kernels(native, native.sampler(), native.isa, native.threads)

@@ -47,7 +47,7 @@ class Engine:
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary.rows)
         self._key = secrets.token_bytes(16)
-        self.kernels = build.kernels(model, config, self.sizing.blocks)
+        self.kernels = build.kernels(model, config, self.sizing)
         self._executor = KernelExecutor(
             self.kernels.executor,
             self.kernels.sampler,

@@ -3,6 +3,7 @@
 It hears between steps, never waits while there is work, and ends when its owner is gone.
 """
 
+import faulthandler
 import signal
 import sys
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ from twostep.engine.messages import (
     Turned,
 )
 from twostep.engine.wire import Wire
-from twostep.errors import TwostepError
+from twostep.errors import RecordingError, TwostepError
 from twostep.model.loaded import open_model
 from twostep.turns import take_short_turns
 
@@ -50,12 +51,18 @@ class EngineHost:
     def run(self) -> None:
         """Until the owner closes its end: then sending or receiving raises."""
         while True:
-            self._listen()
-            self._engine.end()
-            if self._engine.first_tokens:
-                self._tell(self._engine.come())
-                sleep(HEAD_START_S)
-            self._tell(self._engine.begin())
+            try:
+                self._turn()
+            except RecordingError as error:  # raised once; the interrupted turn is taken up where it was
+                _say(error)
+
+    def _turn(self) -> None:
+        self._listen()
+        self._engine.end()
+        if self._engine.first_tokens:
+            self._tell(self._engine.come())
+            sleep(HEAD_START_S)
+        self._tell(self._engine.begin())
 
     def _tell(self, come: Sequence[Event]) -> None:
         events = (*self._refused, *come)
@@ -105,6 +112,7 @@ class EngineHost:
 
 def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) -> None:
     """Loads the model, says so, serves. What stops it is said before it ends."""
+    engine = None
     try:
         engine = Engine(open_model(path), config)
         kernels = engine.kernels
@@ -115,10 +123,27 @@ def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) ->
         EngineHost(engine, wire).run()
     except TwostepError as error:
         wire.send(Failed(error))
+    finally:
+        if engine is not None:
+            _close(engine)
+
+
+def _close(engine: Engine) -> None:
+    """The rest of a recording is written."""
+    try:
+        engine.close()
+    except RecordingError as error:
+        _say(error)
+
+
+def _say(error: TwostepError) -> None:
+    with suppress(OSError):  # the owner, which reads it, is gone
+        print(f"twostep: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """The first message says what to load."""
+    faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the owner decides when to end
         signal.signal(number, signal.SIG_IGN)
     with (

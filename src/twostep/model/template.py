@@ -94,7 +94,9 @@ class _Worker:
     def __init__(self, source: str) -> None:
         # -P: the worker's folder stays out of its import path, where files of ours could hide modules.
         command = [sys.executable, "-P", str(_WORKER)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # Its traceback, when memory runs out, must not wait for whoever reads our stderr: the exit status tells enough.
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing)
         self.close = weakref.finalize(self, _end, self._process)
         self._send(json.dumps({"source": source, **LIMITS}))
 

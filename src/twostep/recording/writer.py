@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
+from twostep.background import BackgroundWriter
 from twostep.core.loop import Command, Surroundings
 from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
 from twostep.core.request import Request
@@ -13,23 +15,30 @@ from twostep.recording.codec import encode_command, encode_plan, encode_result, 
 from twostep.recording.header import encode_header, new_header
 from twostep.settings import Settings
 
+BUFFER_BYTES = 64 << 20
+"""What a disk may be behind: some hundred thousand steps of few sequences."""
+
 
 class Recorder:
     """A new file at `path`; `about` names the run: model, machine.
 
-    A line a turn, handed to the operating system at once: whenever the process dies, what it wrote can be read.
-    Raises `RecordingError` if the file exists, `OSError` if it cannot be written.
+    A line a turn, written by a thread of its own: the loop never waits for the disk, and when the process is killed,
+    the file lacks at most the last moments. Raises `RecordingError` if the file exists, `OSError` if it cannot be
+    written.
     """
 
     def __init__(self, path: Path, settings: Settings, about: Mapping[str, str]) -> None:
         try:
-            self._file = path.open("xb", buffering=0)
+            file = path.open("xb", buffering=0)
         except FileExistsError as error:
             problem = f"{path} exists; a recording never takes its place, give --record another name"
             raise RecordingError(problem) from error
+        self._path = path
         self._last_ns = 0
         self._failed = False
-        self._write(encode_header(new_header(settings, about)))
+        with file:
+            file.write(to_bytes(encode_header(new_header(settings, about))) + b"\n")
+            self._writer = BackgroundWriter(file.fileno(), BUFFER_BYTES)
 
     def turn(self, times_ns: Sequence[int], before: Sequence[Command]) -> None:
         """One that heard something but served no step."""
@@ -53,17 +62,23 @@ class Recorder:
         return differences
 
     def _write(self, value: object) -> None:
-        """Where the file takes no more, the recording ends: the error is raised once, the run may go on without it."""
-        if self._failed:
-            return
-        try:
-            self._file.write(to_bytes(value) + b"\n")
-        except OSError as error:
-            self._failed = True
-            raise RecordingError(f"{self._file.name}: {error.strerror}; the recording ends here") from error
+        """Raises `RecordingError` once if an earlier line could not be written, or too many wait for the disk: the
+        recording ends there, and the run may go on without it."""
+        if not self._failed and not self._writer.write(to_bytes(value) + b"\n"):
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        self._failed = True
+        error = self._writer.error
+        why = error.strerror if error else "the disk does not keep up"
+        raise RecordingError(f"{self._path}: {why}; the recording ends here") from error
 
     def close(self) -> None:
-        self._file.close()
+        """Writes the rest, unless the disk is stuck. Raises `RecordingError` if not all of it could be written and no
+        line before said so."""
+        written = self._writer.close() and not self._writer.error
+        if not written and not self._failed:
+            self._fail()
 
     def __enter__(self) -> "Recorder":
         return self

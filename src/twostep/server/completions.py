@@ -72,6 +72,7 @@ class Exchange:
         place.widen(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
+        self._client, _ = self._state.living_engine()  # not always the one that lived when the request came
         self._submitted = _Submitted(request, [submit.id for submit in submits], self._sender(request), monotonic_ns())
         async with aclosing(self._client.follow_all(submits)) as events:
             async for event in events:

@@ -23,6 +23,7 @@ def rows(config: ServerConfig, ready: Ready) -> Iterator[Effective]:
     decided = {
         "port": config.port,
         "served_model_name": config.served_model_name,
+        "max_num_batched_tokens": ready.settings.step_tokens,
         "max_model_len": ready.settings.context_tokens,
         "threads": ready.threads,
     }

@@ -15,10 +15,12 @@ class Health:
         self._state = state
 
     async def health(self, request: Request) -> Response:
-        """Status 503 if the process should be started anew: the engine died, or has work and does not get on."""
+        """Status 503 if the process should be restarted: the engine died for good, or is stuck with work pending."""
         client = self._state.client
         if client is None:
             return JSONResponse({"status": "loading"})
+        if client.died and self._state.restarting:
+            return JSONResponse({"status": "restarting"})
         if client.died:
             return error_response(ApiError(str(client.died), status=503, code="engine_died"))
         stalled_s = self._state.pulse.stalled_s(client)

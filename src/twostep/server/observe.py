@@ -12,6 +12,7 @@ from twostep.server.errors import IN_LEDGER, REFUSAL
 from twostep.server.exposition import CONTENT_TYPE
 from twostep.server.limits import OPEN_PATHS
 from twostep.server.listing import listing, read_limit
+from twostep.server.metrics import Own
 from twostep.server.state import ServerState
 
 OTHER = "other"
@@ -29,7 +30,10 @@ class Observations:
         client = self._state.client
         up = client is not None and client.died is None
         snapshot = client.snapshot if client else None
-        text = self._state.metrics.text(self._state.names[0], snapshot, up=up)
+        supervisor = self._state.supervisor
+        restarts, dropped_lines = supervisor.restarts if supervisor else 0, self._state.dropped_lines()
+        own = Own(up=up, restarts=restarts, dropped_lines=dropped_lines)
+        text = self._state.metrics.text(self._state.names[0], snapshot, own)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def requests(self, request: Request) -> Response:

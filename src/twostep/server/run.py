@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import FrameType
 
 import uvicorn
 
+from twostep.background import background_output
 from twostep.engine.client import EngineClient
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Ready
@@ -23,6 +25,7 @@ from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
 from twostep.server.connections import LOOK_S, Connection
 from twostep.server.state import ServerState
+from twostep.server.supervisor import Supervisor
 from twostep.turns import take_short_turns
 
 CLOSE_S = 5
@@ -46,13 +49,15 @@ def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announc
     """Serves until SIGTERM or SIGINT, then lets requests finish for `drain_s`; a second signal ends the process at
     once. Whoever asks while the model is loaded is told so.
 
-    Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model.
+    Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model, and
+    `EngineDiedError` if the engine keeps dying. While it lasts, writing to standard output and error never waits.
     """
     name = config.served_model_name or path.name.removesuffix(".gguf")
     model = open_model(path)
-    with listen(config) as listener:
+    with listen(config) as listener, background_output() as dropped_lines:
         config = replace(config, port=listener.getsockname()[1], served_model_name=name)
-        asyncio.run(_serve(ServerState(config, model, (name,)), engine_config, listener, announce))
+        state = ServerState(config, model, (name,), dropped_lines=dropped_lines)
+        asyncio.run(_serve(state, engine_config, listener, announce))
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -72,32 +77,41 @@ def listen(config: ServerConfig) -> socket.socket:
 async def _serve(state: ServerState, engine_config: EngineConfig, listener: socket.socket, announce: Announce) -> None:
     """Serves what connects to `listener` until `state.draining` is set and requests have finished.
 
-    Raises `TwostepError` if the model cannot be loaded.
+    Raises `TwostepError` if the model cannot be loaded, or the engine died and is not started again.
     """
     take_short_turns()
     front = Front(state)
+    state.supervisor = supervisor = Supervisor(state, partial(_start_engine, state, engine_config))
     serving = asyncio.create_task(front.serve(sockets=[listener]))
-    loading = asyncio.create_task(_load(state, engine_config))
+    supervising = asyncio.create_task(supervisor.run(partial(announce, state.config)))
     try:
-        await asyncio.wait([serving, loading], return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            announce(state.config, loading.result())
-            await _pulse_until(state, serving)
+        await asyncio.wait([serving, supervising], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        loading.cancel()
+        supervising.cancel()
         front.should_exit = True
-        await asyncio.wait([serving, loading])
-        if state.client is not None:
-            await state.client.stop()
+        await asyncio.wait([serving, supervising])
+        await supervisor.stop()
         state.close()
+    serving.result()
+    ended_while_loading = state.draining and supervisor.client is None
+    if not supervising.cancelled() and not ended_while_loading:
+        supervising.result()
 
 
-async def _load(state: ServerState, engine_config: EngineConfig) -> Ready:
+async def _start_engine(state: ServerState, config: EngineConfig, restart: int) -> tuple[EngineClient, Ready]:
     """The engine's process, and beside it what the front needs of the model."""
-    starting = EngineClient.start(state.model.path, engine_config)
-    (client, ready), _ = await asyncio.gather(starting, asyncio.to_thread(_prepare, state))
-    state.loaded(client, ready)
-    return ready
+    if restart:
+        return await EngineClient.start(state.model.path, _without_recording(state, config, restart))
+    starting = EngineClient.start(state.model.path, config)
+    started, _ = await asyncio.gather(starting, asyncio.to_thread(_prepare, state))
+    return started
+
+
+def _without_recording(state: ServerState, config: EngineConfig, restart: int) -> EngineConfig:
+    """One file holds the run of one engine."""
+    if config.record and restart == 1:
+        state.say("recording_ended", f"{config.record}: the recording ends with the engine that died")
+    return replace(config, record=None)
 
 
 def _prepare(state: ServerState) -> None:
@@ -105,15 +119,6 @@ def _prepare(state: ServerState) -> None:
     _ = state.model.tokenizer.longest_token_bytes
     with suppress(TwostepError):
         _ = state.model.template
-
-
-async def _pulse_until(state: ServerState, serving: "asyncio.Task[None]") -> None:
-    assert state.client is not None
-    pulse = asyncio.create_task(state.pulse.run(state.client))
-    try:
-        await serving
-    finally:
-        pulse.cancel()
 
 
 class Front(uvicorn.Server):
