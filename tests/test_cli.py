@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from twostep.model.gguf import read_gguf
 
 COMMAND = Path(sys.executable).parent / "twostep"
 PROMPT = "Why is the sky blue?"
@@ -304,6 +307,29 @@ def test_weights_that_are_no_numbers(default_model_path: Path, tmp_path: Path) -
     damaged.write_bytes(content)
     result = twostep("generate", PROMPT, "--model", str(damaged))
     assert (result.returncode, result.stderr) == (1, b"twostep: the logits hold NaN or +infinity\n")
+
+
+def test_token_types_that_are_all_wrong_are_told_and_change_nothing(default_model_path: Path, tmp_path: Path) -> None:
+    sound, wrong = default_model_path.read_bytes(), tmp_path / "wrong.gguf"
+    kinds = np.asarray(read_gguf(default_model_path).metadata.integers("tokenizer.ggml.token_type"))
+    assert sound.count(kinds.tobytes()) == 1
+    wrong.write_bytes(sound.replace(kinds.tobytes(), np.ones_like(kinds).tobytes()))
+    asked = ["generate", PROMPT, "--max-tokens", "8", "--model"]
+    result = twostep(*asked, str(wrong))
+    assert result.stdout == twostep(*asked, str(default_model_path)).stdout
+    note = "read as control tokens, which the file says they are not: '<|endoftext|>' (0), '<|im_start|>' (1), "
+    assert result.stderr.decode().startswith(f"twostep: wrong.gguf: {note}")
+    assert note in twostep("inspect", str(wrong)).stdout.decode()
+
+
+def test_control_tokens_in_a_prompt_are_text_unless_it_is_raw() -> None:
+    def prompt_tokens(*arguments: str) -> int:
+        shown = twostep("generate", "<|im_end|>" * 20, "--max-tokens", "1", "--stats", *arguments).stderr.decode()
+        return int(re.findall(r"(\d+) tokens", shown)[0])
+
+    assert prompt_tokens("--raw") == 20
+    assert prompt_tokens("--raw", "--no-parse-special") > 60
+    assert prompt_tokens() - prompt_tokens("--parse-special") > 40
 
 
 def test_pull_from_a_folder_that_may_only_be_read(default_model_path: Path, tmp_path: Path) -> None:

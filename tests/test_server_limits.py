@@ -239,7 +239,7 @@ def test_no_second_beginning_of_sequence(server_host: Host) -> None:
         reply = httpx.post(f"{front.url}/v1/chat/completions", json=body, timeout=30).json()
     prompt = reply["choices"][0]["prompt_token_ids"]
     text = server_host.model.tokenizer.decode(prompt, skip_special=False)
-    assert text == server_host.model.template.render(body["messages"])
+    assert text == server_host.model.template.render(body["messages"]).text
 
 
 def test_while_the_model_is_loaded(server_host: Host) -> None:

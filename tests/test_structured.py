@@ -75,7 +75,7 @@ def model(default_model_path: Path) -> LoadedModel:
 @pytest.fixture(scope="module")
 def prompt(model: LoadedModel) -> list[int]:
     messages = [{"role": "user", "content": "Describe somebody as JSON."}]
-    return model.tokenizer.encode(model.template.render(messages), special=True)
+    return model.tokenizer.encode(model.template.render(messages).text, special=True)
 
 
 @pytest.fixture(scope="module")

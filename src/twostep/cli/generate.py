@@ -26,6 +26,10 @@ def add_to(commands: Subcommands) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message, before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument(
+        "--parse-special", action=argparse.BooleanOptionalAction,
+        help="whether <|im_start|> and the like in the prompt are control tokens (default: only with --raw)",
+    )  # fmt: skip
+    parser.add_argument(
         "--max-tokens", type=int, metavar="N", help=f"longest answer (default: {DEFAULT_MAX_TOKENS}, or what fits)"
     )
     _add_sampling(parser.add_argument_group("choice of tokens"))

@@ -84,6 +84,8 @@ class Engine:
         yield f"kernels: {self.kernels.isa}, {self.kernels.threads} threads"
         yield f"scheduler: {s.seats} sequences at a time, {s.batching} batching, admission {s.admission}"
         yield f"steps: at most {s.step_tokens} tokens, prompts cut by {s.chunking}; context {s.context_tokens}"
+        if not self.config.skip_tokenizer_init:
+            yield from self.model.tokenizer.vocabulary.notes()
 
     def submit(
         self,

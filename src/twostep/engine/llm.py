@@ -64,20 +64,21 @@ class LLM:
         *,
         priorities: int | Sequence[int] = 0,
         progress: bool = True,
+        parse_special: bool = True,
     ) -> list[RequestOutput]:
         """Answers all prompts, several at a time; outputs are in the order of the prompts.
 
             names = llm.generate(["Paris is in", "Rome is in"], SamplingParams(temperature=0, max_tokens=3))
             assert [len(output.choices) for output in names] == [1, 1]
 
-        A prompt is text, in which the text of a control token is that token, or token ids. `params` and `priorities`
-        (a lower number is more urgent) are for all, or one for each; None: the defaults of `SamplingParams`. `progress`
-        shows on standard error how far it is. Raises `InvalidParameterError` before anything is computed if one prompt
-        cannot be served, `BusyError` while other requests are under way.
+        A prompt is text, in which the text of a control token is that token if `parse_special`, or token ids. `params`
+        and `priorities` (a lower number is more urgent) are for all, or one for each; None: the defaults of
+        `SamplingParams`. `progress` shows on standard error how far it is. Raises `InvalidParameterError` before
+        anything is computed if one prompt cannot be served, `BusyError` while other requests are under way.
         """
         several = prompts_of(prompts)
         each, urgency = params_of(params, len(several)), priorities_of(priorities, len(several))
-        tokens = [self._encode(prompt) for prompt in several]
+        tokens = [self._encode(prompt, parse_special) for prompt in several]
         with self._alone():
             ids = self._submit_all(tokens, each, urgency)
             return self._outputs(ids, RequestProgress(len(ids)) if progress and ids else None)
@@ -89,31 +90,38 @@ class LLM:
         *,
         priorities: int | Sequence[int] = 0,
         progress: bool = True,
+        parse_special: bool = False,
     ) -> list[RequestOutput]:
         """`generate` for one conversation or many in OpenAI's form, put into the model's chat template.
 
             [reply] = llm.chat([{"role": "user", "content": "Say yes."}], SamplingParams(max_tokens=8))
             assert reply.choices[0].text
 
-        A message has one of OpenAI's roles and content: a string, or text parts, which line ends join.
+        A message has one of OpenAI's roles and content: a string, or text parts, which line ends join. The text of a
+        control token in a message is text, unless `parse_special`: only the template begins and ends turns.
 
-        Raises as `generate` does, also where the template refuses the messages.
+        Raises as `generate` does, also where the template refuses the messages or leaves one of them out.
         """
         talks = conversations_of(conversations)
         prompts = []
         for i, messages in enumerate(talks):
             with _naming("conversations", i, len(talks)):
-                prompts.append(self._render(messages))
+                prompts.append(self._render(messages, parse_special))
         return self.generate(prompts, params, priorities=priorities, progress=progress)
 
     # --- one as it comes ------------------------------------------------------------------------------------------
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None, *, priority: int = 0
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        parse_special: bool | None = None,
     ) -> Generator[Event, None, None]:
         """One answer as it comes, in `Delta`s, the whole output last. Leaving early, or `close`, aborts it.
 
-        `prompt` may be a conversation, as for `chat`.
+        `prompt` may be a conversation, as for `chat`. `parse_special` None: as `generate` and `chat` have it.
 
             for event in llm.stream("Once upon a time", SamplingParams(max_tokens=8)):
                 if isinstance(event, Delta):
@@ -122,7 +130,7 @@ class LLM:
         Raises as `generate` does, at once.
         """
         [asked], [urgency] = params_of(params, 1), priorities_of(priority, 1)
-        events = self._stream(self._one(prompt), asked, urgency)
+        events = self._stream(self._one(prompt, parse_special), asked, urgency)
         next(events)
         return (event for event in events if event is not None)
 
@@ -243,23 +251,24 @@ class LLM:
                 progress.say(progress.summary())
         return [outputs[id_] for id_ in ids]
 
-    def _one(self, prompt: Prompt | Sequence[Message]) -> Sequence[int]:
+    def _one(self, prompt: Prompt | Sequence[Message], parse_special: bool | None) -> Sequence[int]:
         if is_conversation(prompt):
-            return self._render(read_messages(prompt, "prompt"))
+            return self._render(read_messages(prompt, "prompt"), parse_special=parse_special is True)
         [one] = prompts_of([prompt])
-        return self._encode(one)
+        return self._encode(one, parse_special=parse_special is not False)
 
-    def _encode(self, prompt: Prompt) -> Sequence[int]:
+    def _encode(self, prompt: Prompt, parse_special: bool) -> Sequence[int]:
         if not isinstance(prompt, str):
             return prompt
         self._check_text()
-        return self.model.tokenizer.encode(prompt, special=True)
+        return self.model.tokenizer.encode_raw(prompt, parse_special=parse_special)
 
-    def _render(self, messages: Sequence[Message]) -> Sequence[int]:
+    def _render(self, messages: Sequence[Message], parse_special: bool) -> Sequence[int]:
         """The template writes the beginning-of-sequence token itself, if there is one."""
         self._check_text()
-        text = self.model.template.render(messages, add_generation_prompt=True)
-        return self.model.tokenizer.encode(text, special=True, add_bos=False)
+        prompt = self.model.template.render(messages, add_generation_prompt=True)
+        given = [] if parse_special else prompt.given
+        return self.model.tokenizer.encode_given(prompt.text, given, add_bos=False)
 
     def _check_text(self) -> None:
         if self._engine.config.skip_tokenizer_init:

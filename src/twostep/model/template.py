@@ -7,19 +7,35 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from twostep.errors import InvalidParameterError, ModelFileError
 from twostep.model.metadata import Metadata
+from twostep.model.vocabulary import TEMPLATE_KEY
 
-TEMPLATE_KEY = "tokenizer.chat_template"
 MAX_SOURCE_CHARACTERS = 1 << 19
 LIMITS = {"cpu_s": 2, "memory_bytes": 512 << 20, "text_characters": 8 << 20}
 """What one rendering may use; real templates need a few milliseconds."""
 
 _WORKER = Path(__file__).with_name("template_worker.py")
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """A prompt's text; `given` are the parts of it, as start and stop, that came from the request: text to tokenise
+    without control tokens, which only the template may write."""
+
+    text: str
+    given: Sequence[tuple[int, int]]
+
+    def before(self, end: str) -> "RenderedPrompt | None":
+        """The prompt up to the first `end`; None if it does not have it."""
+        text, found, _ = self.text.partition(end)
+        parts = [(start, min(stop, len(text))) for start, stop in self.given if start < len(text)]
+        return RenderedPrompt(text, parts) if found else None
 
 
 class ChatTemplate:
@@ -37,27 +53,35 @@ class ChatTemplate:
         self._where = where
         self._variables = dict(variables or {})
         self._lock = Lock()
-        self._worker = _Worker(source)
+        self._worker = self._new_worker()
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
-        **extra: Any,
-    ) -> str:
-        """The prompt. Messages, tools and `extra` variables must be what JSON can express.
+        *,
+        variables: Mapping[str, Any] | None = None,
+        added: int = 0,
+    ) -> RenderedPrompt:
+        """The prompt. Messages, tools and further `variables` must be what JSON can express.
 
-        Raises `InvalidParameterError` if the template refuses the messages (roles out of order, say), or fails on them
-        or uses more than `LIMITS`; `ModelFileError` if it is no template at all.
+        Content is a string, which becomes a part where the template reads parts. The role `developer` becomes `system`
+        where the template does not know it. Raises `InvalidParameterError` if the template refuses the messages (roles
+        out of order, say), fails on them, uses more than `LIMITS`, or leaves out a message or the tools;
+        `ModelFileError` if it is no template at all. The first `added` messages are the caller's own and tell of tools:
+        errors do not count them.
         """
         fixed = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        request = _to_json({**self._variables, **extra, **fixed})
+        request = _to_json({**(variables or {}), **fixed})
         with self._lock:
             reply = self._ask(request)
             if reply.get("by_others"):
                 reply = self._ask(request)
-        return self._text(reply)
+        if absent := reply.get("absent"):
+            raise _left_out(absent, messages, added)
+        self._check(reply)
+        return RenderedPrompt(reply["text"], [(start, stop) for start, stop in reply["given"]])
 
     def close(self) -> None:
         """Ends the process. The template can no longer be used."""
@@ -67,17 +91,29 @@ class ChatTemplate:
         """A process that ended is replaced."""
         reply = self._worker.ask(request)
         if "death" in reply:
-            self._worker = _Worker(self.source)
+            self._worker = self._new_worker()
         return reply
 
-    def _text(self, reply: Mapping[str, Any]) -> str:
+    def _new_worker(self) -> "_Worker":
+        return _Worker({"source": self.source, "variables": self._variables, **LIMITS})
+
+    def _check(self, reply: Mapping[str, Any]) -> None:
         if "text" in reply:
-            return str(reply["text"])
+            return
         error = " ".join(str(reply.get("error", reply.get("death"))).split())
         if reply.get("faulty"):
             raise ModelFileError(f"{self._where}: {error}")
         does = "refuses" if reply.get("refusal") else "fails on"
         raise InvalidParameterError(f"the chat template {does} the messages: {error}", "messages")
+
+
+def _left_out(absent: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], added: int) -> InvalidParameterError:
+    index, key = absent.get("index", -1), absent.get("key")
+    if index < added:  # the tools themselves, or the caller's message, which tells of them
+        return InvalidParameterError("tools would be lost: the chat template leaves them out of the prompt", "tools")
+    role = messages[index].get("role")
+    problem = f"the chat template leaves the {key} of a message with role {role!r} in this place out of the prompt"
+    return InvalidParameterError(f"messages[{index - added}].{key} would be lost: {problem}", "messages")
 
 
 def _to_json(variables: Mapping[str, Any]) -> str:
@@ -91,14 +127,14 @@ class _Worker:
     """The process: answers as in `template_worker`, or `{"death": why}`; `by_others` if somebody killed it, perhaps the
     system for want of memory."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         # -P: the worker's folder stays out of its import path, where files of ours could hide modules.
         command = [sys.executable, "-P", str(_WORKER)]
         # Its traceback, when memory runs out, must not wait for whoever reads our stderr: the exit status tells enough.
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing)
         self.close = weakref.finalize(self, _end, self._process)
-        self._send(json.dumps({"source": source, **LIMITS}))
+        self._send(json.dumps(settings))
 
     def ask(self, request: str) -> dict[str, Any]:
         self._send(request)
@@ -137,11 +173,18 @@ def load_template(metadata: Metadata) -> ChatTemplate:
     return ChatTemplate(metadata.text(TEMPLATE_KEY), metadata.where(TEMPLATE_KEY), _marks(metadata))
 
 
+_MARKS = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding", "sep_token": "seperator",
+    "cls_token": "cls", "mask_token": "mask",
+}  # fmt: skip
+"""Variables of templates, by the keys of GGUF (which spells one of them so)."""
+
+
 def _marks(metadata: Metadata) -> dict[str, str]:
     """`bos_token` and its like, by the ids that the file names."""
     tokens = metadata.strings("tokenizer.ggml.tokens")
     marks = {}
-    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
+    for name, key in _MARKS.items():
         id_ = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(id_, int) and 0 <= id_ < len(tokens):
             marks[name] = tokens[id_]

@@ -66,6 +66,10 @@ _SAMPLING: Schema = {
     "include_stop_str_in_output": _SWITCH,
     "skip_special_tokens": _nullable("boolean", default=True),
     "add_special_tokens": _nullable("boolean", description="a beginning of sequence before the prompt"),
+    "parse_special": _nullable(
+        "boolean",
+        description="whether the text of a control token is that token; by default in prompts, and not in messages",
+    ),
     "logit_bias": _nullable(
         "object",
         propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
@@ -126,6 +130,7 @@ _TOKENIZE: Schema = {
     "prompt": _nullable("string", description="a text; or else messages"),
     "messages": {"anyOf": [_CHAT["messages"], {"type": "null"}]},
     "add_special_tokens": _SAMPLING["add_special_tokens"],
+    "parse_special": _SAMPLING["parse_special"],
     "add_generation_prompt": _CHAT["add_generation_prompt"],
     "return_token_strs": _SWITCH,
 }

@@ -80,7 +80,8 @@ class Tokens:
             raise ApiError(f"prompt is {shown(prompt)}; it has to be a string", param="prompt")
         _check_text(prompt, "prompt")
         add_bos = None if fields.flag("add_special_tokens", True) else False
-        return self._state.model.tokenizer.encode(prompt, special=True, add_bos=add_bos)
+        parse_special = fields.flag("parse_special", True)
+        return self._state.model.tokenizer.encode_raw(prompt, parse_special=parse_special, add_bos=add_bos)
 
     def _chat_tokens(self, fields: Fields) -> list[int]:
         if "messages" not in fields:
