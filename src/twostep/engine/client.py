@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from twostep.engine.messages import (
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.wire import Frames, framed
 from twostep.errors import EngineDiedError
+from twostep.processes import Owner, environment, twostep_module
 
 
 class EngineClient(asyncio.Protocol):
@@ -42,6 +42,7 @@ class EngineClient(asyncio.Protocol):
         self.unawaited: Callable[[RequestOutput], None] | None = None
         """Hears the outputs of requests that somebody left early."""
         self._process = process
+        self._owner = Owner("this engine's client")
         self._transport: asyncio.WriteTransport
         self._frames = Frames()
         self._open: dict[str, asyncio.Queue[Event | Exception]] = {}
@@ -52,8 +53,8 @@ class EngineClient(asyncio.Protocol):
     async def start(cls, path: Path, config: EngineConfig) -> tuple[Self, Ready]:
         """Starts the process and waits until the model is loaded. Raises what stopped it."""
         ours, theirs = socketpair()
-        command = [sys.executable, "-m", "twostep.engine.process", str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        command = twostep_module("twostep.engine.process", str(theirs.fileno()))
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment())
         theirs.close()
         _, client = await asyncio.get_running_loop().create_connection(lambda: cls(process), sock=ours)
         client._say(Load(path, config))
@@ -73,6 +74,7 @@ class EngineClient(asyncio.Protocol):
 
         Raises `TwostepError` if one is refused, `EngineDiedError` if the engine dies meanwhile.
         """
+        self._owner.check()
         if self.died:
             raise self.died
         queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
@@ -105,7 +107,9 @@ class EngineClient(asyncio.Protocol):
             self._say(Ping())
 
     async def stop(self, grace_s: float = 5) -> None:
-        """Ends the process: it sees its socket closed between two steps."""
+        """Ends the process: it sees its socket closed between two steps. Does nothing in a forked child."""
+        if not self._owner.here:
+            return
         self._transport.abort()
         try:
             await asyncio.to_thread(self._process.wait, grace_s)

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,8 +10,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from twostep.errors import InvalidParameterError, ModelFileError
+from twostep.errors import InvalidParameterError, ModelFileError, TwostepError, WorkerFailedError
 from twostep.model.metadata import Metadata
+from twostep.processes import Owner, environment, keep_from_forks, python
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 MAX_SOURCE_CHARACTERS = 1 << 19
@@ -37,6 +37,8 @@ class ChatTemplate:
         self._where = where
         self._variables = dict(variables or {})
         self._lock = Lock()
+        self._owner = Owner("this chat template")
+        self._closed = False
         self._worker = _Worker(source)
 
     def render(
@@ -49,11 +51,15 @@ class ChatTemplate:
         """The prompt. Messages, tools and `extra` variables must be what JSON can express.
 
         Raises `InvalidParameterError` if the template refuses the messages (roles out of order, say), or fails on them
-        or uses more than `LIMITS`; `ModelFileError` if it is no template at all.
+        or uses more than `LIMITS`; `ModelFileError` if it is no template at all; `ForkedError` in a forked child;
+        `WorkerFailedError` if the process could not start or work.
         """
         fixed = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         request = _to_json({**self._variables, **extra, **fixed})
+        self._owner.check()  # not to wait for a lock that another thread of the parent held at the fork
         with self._lock:
+            if self._closed:
+                raise TwostepError("this chat template is closed; its model has to be opened again")
             reply = self._ask(request)
             if reply.get("by_others"):
                 reply = self._ask(request)
@@ -61,6 +67,7 @@ class ChatTemplate:
 
     def close(self) -> None:
         """Ends the process. The template can no longer be used."""
+        self._closed = True
         self._worker.close()
 
     def _ask(self, request: str) -> dict[str, Any]:
@@ -74,6 +81,8 @@ class ChatTemplate:
         if "text" in reply:
             return str(reply["text"])
         error = " ".join(str(reply.get("error", reply.get("death"))).split())
+        if reply.get("failed"):
+            raise WorkerFailedError(f"{self._where}: the process that renders it failed: {error}")
         if reply.get("faulty"):
             raise ModelFileError(f"{self._where}: {error}")
         does = "refuses" if reply.get("refusal") else "fails on"
@@ -89,13 +98,16 @@ def _to_json(variables: Mapping[str, Any]) -> str:
 
 class _Worker:
     """The process: answers as in `template_worker`, or `{"death": why}`; `by_others` if somebody killed it, perhaps the
-    system for want of memory."""
+    system for want of memory, `failed` if it ended by itself, which no template makes it do."""
 
     def __init__(self, source: str) -> None:
-        # -P: the worker's folder stays out of its import path, where files of ours could hide modules.
-        command = [sys.executable, "-P", str(_WORKER)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.close = weakref.finalize(self, _end, self._process)
+        self._process = subprocess.Popen(
+            python(str(_WORKER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+        )
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            keep_from_forks(pipe)
+        self.close = weakref.finalize(self, _end, self._process, Owner("this process"))
         self._send(json.dumps({"source": source, **LIMITS}))
 
     def ask(self, request: str) -> dict[str, Any]:
@@ -106,6 +118,7 @@ class _Worker:
             return {
                 "death": self._verdict(),
                 "by_others": self._process.returncode in (-signal.SIGKILL, -signal.SIGTERM),
+                "failed": self._process.returncode > 0,
             }
         reply: dict[str, Any] = json.loads(line)
         return reply
@@ -123,9 +136,11 @@ class _Worker:
         return f"ended the process that renders it (exit status {code})"
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.communicate()
+def _end(process: "subprocess.Popen[bytes]", owner: Owner) -> None:
+    """In a forked child nothing: the process is not its own."""
+    if owner.here:
+        process.kill()
+        process.communicate()
 
 
 def load_template(metadata: Metadata) -> ChatTemplate:
