@@ -42,7 +42,9 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A part\n[one](#a-part) [two](#no-part) [three](none.md) [four](page.md#a-part)\n[w](https://x.y)\n")
+    page.write_text(
+        "# A part\n[one](#a-part) [two](#no-part) [three](none.md) [four](page.md#a-part)\n[w](https://x.y)\n"
+    )
     assert broken(page) == ["#no-part", "none.md"]
 
 

@@ -100,5 +100,9 @@ def kernels(model: LoadedModel, config: EngineConfig, blocks: int) -> Kernels:
     if config.executor == "reference":
         return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1)
     native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
-    native.reserve(config.max_step_tokens, config.max_num_seqs)
+    try:
+        native.reserve(config.max_step_tokens, config.max_num_seqs)
+    except BaseException:
+        native.close()
+        raise
     return Kernels(native, native.sampler(), native.isa, native.threads)

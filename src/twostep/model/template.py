@@ -1,6 +1,7 @@
 """Chat templates: messages to the text of a prompt, rendered in a process of its own (see `template_worker`)."""
 
 import json
+import os
 import signal
 import subprocess
 import weakref
@@ -8,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import IO, Any
 
 from twostep.errors import InvalidParameterError, ModelFileError, TwostepError, WorkerFailedError
 from twostep.model.metadata import Metadata
@@ -19,6 +20,7 @@ MAX_SOURCE_CHARACTERS = 1 << 19
 LIMITS = {"cpu_s": 2, "memory_bytes": 512 << 20, "text_characters": 8 << 20}
 """What one rendering may use; real templates need a few milliseconds."""
 
+_READ_BYTES = 1 << 16
 _WORKER = Path(__file__).with_name("template_worker.py")
 
 
@@ -101,19 +103,18 @@ class _Worker:
     system for want of memory, `failed` if it ended by itself, which no template makes it do."""
 
     def __init__(self, source: str) -> None:
+        # Without buffers: those have locks, which another thread may hold when the process forks.
         self._process = subprocess.Popen(
-            python(str(_WORKER)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
+            python(str(_WORKER)), bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()
         )
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
+        for pipe in _pipes(self._process):
             keep_from_forks(pipe)
         self.close = weakref.finalize(self, _end, self._process, Owner("this process"))
         self._send(json.dumps({"source": source, **LIMITS}))
 
     def ask(self, request: str) -> dict[str, Any]:
         self._send(request)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._line()
         if not line.endswith(b"\n"):
             return {
                 "death": self._verdict(),
@@ -124,10 +125,19 @@ class _Worker:
         return reply
 
     def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
+        left = memoryview(line.encode() + b"\n")
         with suppress(BrokenPipeError):  # a dead process is noticed when it does not answer
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
+            while left:
+                left = left[os.write(_pipes(self._process)[0].fileno(), left) :]
+
+    def _line(self) -> bytes:
+        """One answer, with its line end; less where the process ended."""
+        parts = [b""]
+        while not parts[-1].endswith(b"\n"):
+            parts.append(os.read(_pipes(self._process)[1].fileno(), _READ_BYTES))
+            if not parts[-1]:
+                break
+        return b"".join(parts)
 
     def _verdict(self) -> str:
         code = self._process.wait()
@@ -136,11 +146,21 @@ class _Worker:
         return f"ended the process that renders it (exit status {code})"
 
 
+def _pipes(process: "subprocess.Popen[bytes]") -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
+
+
 def _end(process: "subprocess.Popen[bytes]", owner: Owner) -> None:
-    """In a forked child nothing: the process is not its own."""
+    """In a forked child the process goes on: it is not the child's."""
     if owner.here:
         process.kill()
         process.communicate()
+        return
+    process.returncode = 0  # to the child's mind: it neither waits for it nor complains
+    for pipe in _pipes(process):
+        pipe.close()
 
 
 def load_template(metadata: Metadata) -> ChatTemplate:
