@@ -187,7 +187,7 @@ def test_a_fork_in_the_midst_of_other_threads_work(default_model_path: Path) -> 
             refused(lambda: llm.chat(HELLO, SHORT))
             refused(lambda: llm.model.template.render(HELLO))
             llm.close()
-        for _ in range(20):
+        for _ in range(8):
             assert in_child(use) == 0
         ending.append(True)
         for thread in threads:

@@ -93,6 +93,12 @@ class Kernels(NamedTuple):
     isa: str
     threads: int
 
+    def close(self) -> None:
+        """Gives back weights, KV cache and threads, whoever else may still refer to these objects."""
+        for part in (self.executor, self.sampler):
+            if isinstance(part, NativeExecutor | ReferenceExecutor | Sampler):
+                part.close()
+
 
 def kernels(model: LoadedModel, config: EngineConfig, blocks: int) -> Kernels:
     """The executor, with the memory of its widest step taken, and a sampler on the same threads."""

@@ -212,7 +212,9 @@ class Engine:
         if (executor := self.__dict__.pop("_executor", None)) is not None:
             executor.close()
         self._open.clear()
-        for name in ("_loop", "_surroundings", "kernels"):
+        if (kernels := self.__dict__.get("kernels")) is not None:
+            kernels.close()
+        for name in ("_loop", "_surroundings"):
             self.__dict__.pop(name, None)
         if self._recorder is not None:
             self._recorder.close()

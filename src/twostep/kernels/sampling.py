@@ -140,6 +140,11 @@ class Sampler:
         self._owner = Owner("this sampler")
         self._team = Team(self._native)
 
+    def close(self) -> None:
+        """Gives back memory and threads. It cannot be used any more."""
+        self.__dict__.pop("_native", None)
+        self.__dict__.pop("_team", None)
+
     def sample(self, logits: NDArray[np.float32], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
         """Chooses a token for each row from logits of shape (rows, vocab), C-contiguous; they are only read.
 
