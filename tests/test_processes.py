@@ -119,7 +119,12 @@ class TestCommandsInAFolderOfTraps:
 
     def test_pull(self, trap: Path) -> None:
         """Of an index that is not there: what matters is whose pip says so."""
-        ended = run([COMMAND, "pull", "smollm2-135m"], trap, TWOSTEP_MODELS=str(trap / "models"), PIP_INDEX_URL="http://127.0.0.1:9/")
+        ended = run(
+            [COMMAND, "pull", "smollm2-135m"],
+            trap,
+            TWOSTEP_MODELS=str(trap / "models"),
+            PIP_INDEX_URL="http://127.0.0.1:9/",
+        )
         assert "No module named pip" not in ended.stderr
         assert ended.returncode == 0 or "twostep: smollm2-135m" in ended.stderr
 

@@ -15,6 +15,7 @@ from twostep.kernels.step import Executor
 from twostep.kernels.threads import default_threads
 from twostep.model.loaded import LoadedModel
 from twostep.settings import Settings
+from twostep.spec.host import HostDemand
 from twostep.spec.memory import MemoryDemand, MemoryPlan
 
 DEFAULT_SHARE = 0.5
@@ -43,13 +44,23 @@ class Sizing(NamedTuple):
             yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
 
 
-def size(model: LoadedModel, config: EngineConfig) -> Sizing:
-    """Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks."""
+def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> Sizing:
+    """`serves`: for a server, whose processes count too.
+
+    Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks.
+    """
     shape = model.network.shape
     wanted = shape.context if config.max_model_len is None else config.max_model_len
     if not 2 <= wanted <= shape.context:
         raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
-    demand = MemoryDemand(shape, packed_weight_bytes(model.network), config.max_step_tokens, config.max_num_seqs)
+    vocab = 0 if config.skip_tokenizer_init else shape.vocab
+    demand = MemoryDemand(
+        shape,
+        packed_weight_bytes(model.network),
+        config.max_step_tokens,
+        config.max_num_seqs,
+        host=HostDemand(vocab, config.threads or default_threads(), serves),
+    )
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
     memory = plan_memory(
         demand,

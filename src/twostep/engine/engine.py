@@ -38,21 +38,22 @@ class Engine:
     Refuses at once what cannot work: `InvalidParameterError` for settings, `MemoryPlanError` with the arithmetic.
     """
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> None:
+        """`serves`: it belongs to a server, whose processes are part of the memory that is planned."""
         self.model, self.config = model, config
         self._owner = Owner("this engine")
         self._recorder: Recorder | None = None
         self._open: set[str] = set()
         self._ids = 0
         try:
-            self._prepare()
+            self._prepare(serves)
         except BaseException:
             self.close()  # at once, however long the error and its frames are kept
             raise
 
-    def _prepare(self) -> None:
+    def _prepare(self, serves: bool) -> None:
         model, config = self.model, self.config
-        self.sizing = build.size(model, config)
+        self.sizing = build.size(model, config, serves=serves)
         self.settings = build.settings(config, self.sizing)
         self.scheduler = build.scheduler(self.settings)
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
