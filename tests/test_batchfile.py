@@ -152,9 +152,7 @@ GOOD = json.dumps(completion("a")).encode() + b"\n"
         (b'{"custom_id": "a", "method": "POST", "url": ["x"]}', "line 1: url is ['x']; supported: /v1/chat/completi"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_file_that_is_wrong_is_refused_before_anything_is_done(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "in").write_bytes(content)
     with pytest.raises(BatchFileError) as refused:
         answer_file(tmp_path / "in", tmp_path / "out", never, ["m"])

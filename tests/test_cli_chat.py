@@ -239,7 +239,9 @@ class TestWhatGoesWrong:
             url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert complaint("--url", url) == f"{url}/v1: Connection refused; no server runs there (--url says where it is)"
 
-    @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:99999", "http://u:p@a", "http://[::1"])
+    @pytest.mark.parametrize(
+        "url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:99999", "http://u:p@a", "http://[::1"]
+    )
     def test_addresses_that_are_none(self, url: str) -> None:
         assert complaint("--url", url) == f"--url is {url!r}; it has to be like http://127.0.0.1:8000"
 

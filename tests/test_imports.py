@@ -17,16 +17,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": set(),
     "turns": set(),
     "background": set(),
+    "processes": {"errors"},
     "workload": {"errors"},
-    "store": {"terminal", "errors"},
-    "model": {"spec", "errors"},
-    "kernels": {"model", "spec", "errors"},
+    "store": {"terminal", "processes", "errors"},
+    "model": {"spec", "processes", "errors"},
+    "kernels": {"model", "spec", "processes", "errors"},
     "perf": {"core", "spec", "errors"},
     "settings": {"core", "perf"},
     "recording": {"core", "settings", "background", "errors"},
     "engine": {
         "core", "spec", "model", "kernels", "perf", "settings", "recording", "store", "terminal", "metrics", "turns",
-        "background", "errors",
+        "background", "processes", "errors",
     },
     "openai_api": {"model", "kernels", "engine", "errors"},
     "batchfile": {"model", "engine", "openai_api", "errors"},
@@ -36,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "disagg": {"core", "spec", "model", "kernels", "perf", "engine", "errors"},
     "server": {
         "core", "spec", "model", "kernels", "perf", "settings", "engine", "openai_api", "disagg", "store", "workload",
-        "turns", "background", "errors",
+        "turns", "background", "processes", "errors",
     },
 }
 MAY_IMPORT["cli"] = MAY_IMPORT.keys() - {"core"}

@@ -295,13 +295,24 @@ class TestLeavingEarly:
         stream.close()
         assert llm.engine.outstanding == 0
 
-    def test_nothing_else_is_served_while_a_stream_is_open(self, llm: LLM) -> None:
-        stream = llm.stream("Once upon a time", LONG)
-        for call in (llm.generate, llm.stream):
-            with pytest.raises(BusyError, match="requests under way: 1; `run`, or an unfinished `stream`, has to end"):
-                call("Rome is")
-        assert next(stream)
-        stream.close()
+    def test_others_are_served_while_a_stream_is_open(self, llm: LLM) -> None:
+        params = SamplingParams(temperature=0, max_tokens=40)
+        [alone] = texts(llm.generate("Once upon a time", params, progress=False))
+        stream = llm.stream("Once upon a time", params)
+        beside = texts(llm.generate("Rome is", SHORT, progress=False))
+        assert beside == texts(llm.generate("Rome is", SHORT, progress=False))
+        assert "".join(event.text for event in stream if isinstance(event, Delta)) == alone
+
+    def test_one_run_at_a_time(self, llm: LLM) -> None:
+        for _ in range(2):
+            llm.submit([5, 6, 7], SHORT)
+        run = llm.run()
+        first = next(run)
+        with pytest.raises(BusyError, match="another `run` has not ended"):
+            next(llm.run())
+        [second] = run
+        assert first.id != second.id
+        assert list(llm.run()) == []
 
     def test_run_yields_what_was_submitted_also_meanwhile(self, llm: LLM) -> None:
         first = llm.submit([5, 6, 7], SHORT)

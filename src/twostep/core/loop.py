@@ -66,6 +66,11 @@ class EngineLoop:
         self._early = scheduler.plan(around.now())
         self._step: Step | None = None
 
+    @property
+    def computing(self) -> bool:
+        """Whether a step is under way."""
+        return self._step is not None
+
     def turn(self) -> bool:
         """Serves one step, or says False if there is none to serve. After an exception it takes up where it was."""
         served = self.begin()

@@ -16,6 +16,7 @@ from twostep.kernels.step import Executor
 from twostep.kernels.threads import default_threads
 from twostep.model.loaded import LoadedModel
 from twostep.settings import Settings
+from twostep.spec.host import HostDemand
 from twostep.spec.memory import MemoryDemand, MemoryPlan
 
 DEFAULT_SHARE = 0.5
@@ -46,14 +47,24 @@ class Sizing(NamedTuple):
             yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
 
 
-def size(model: LoadedModel, config: EngineConfig) -> Sizing:
-    """Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks."""
+def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> Sizing:
+    """`serves`: for a server, whose processes count too.
+
+    Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks.
+    """
     shape = model.network.shape
     wanted = shape.context if config.max_model_len is None else config.max_model_len
     if not 2 <= wanted <= shape.context:
         raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
     step_tokens = config.max_step_tokens or max(wanted, _least_step_tokens(config))
-    demand = MemoryDemand(shape, packed_weight_bytes(model.network), step_tokens, config.max_num_seqs)
+    vocab = 0 if config.skip_tokenizer_init else shape.vocab
+    demand = MemoryDemand(
+        shape,
+        packed_weight_bytes(model.network),
+        step_tokens,
+        config.max_num_seqs,
+        host=HostDemand(vocab, config.threads or default_threads(), serves),
+    )
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
     memory = plan_memory(
         demand,
@@ -109,6 +120,12 @@ class Kernels(NamedTuple):
     isa: str
     threads: int
 
+    def close(self) -> None:
+        """Gives back weights, KV cache and threads, whoever else may still refer to these objects."""
+        for part in (self.executor, self.sampler):
+            if isinstance(part, NativeExecutor | ReferenceExecutor | Sampler):
+                part.close()
+
 
 def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels:
     """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
@@ -116,5 +133,9 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
     if config.executor == "reference":
         return Kernels(ReferenceExecutor(model.network, sizing.blocks), Sampler(vocab), "numpy", 1)
     native = NativeExecutor(model.network, sizing.blocks, threads=config.threads or default_threads())
-    native.reserve(sizing.step_tokens, config.max_num_seqs)
+    try:
+        native.reserve(sizing.step_tokens, config.max_num_seqs)
+    except BaseException:
+        native.close()
+        raise
     return Kernels(native, native.sampler(), native.isa, native.threads)

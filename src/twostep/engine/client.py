@@ -29,6 +29,7 @@ from twostep.engine.messages import (
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.wire import Frames, framed
 from twostep.errors import EngineDiedError
+from twostep.processes import Owner, environment, twostep_module
 
 GRACE_S = 5.0
 """How long an engine whose socket is closed may take to end: it looks between two steps."""
@@ -53,6 +54,7 @@ class EngineClient(asyncio.Protocol):
         self.unawaited: Callable[[RequestOutput], None] | None = None
         """Hears the outputs of requests that somebody left early."""
         self._process = process
+        self._owner = Owner("this engine's client")
         self._transport: asyncio.WriteTransport
         self._frames = Frames()
         self._open: dict[str, asyncio.Queue[Event | Exception]] = {}
@@ -67,7 +69,7 @@ class EngineClient(asyncio.Protocol):
     async def start(cls, path: Path, config: EngineConfig) -> tuple[Self, Ready]:
         """Starts the process and waits until the model is loaded. Raises what stopped it."""
         ours, theirs = socketpair()
-        command = [sys.executable, "-m", "twostep.engine.process", str(theirs.fileno())]
+        command = twostep_module("twostep.engine.process", str(theirs.fileno()))
         # What the engine prints comes through us: a step never waits for whoever reads our log.
         process = subprocess.Popen(
             command,
@@ -75,6 +77,7 @@ class EngineClient(asyncio.Protocol):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env=environment(),
         )
         theirs.close()
         loop = asyncio.get_running_loop()
@@ -97,6 +100,7 @@ class EngineClient(asyncio.Protocol):
 
         Raises `TwostepError` if one is refused, `EngineDiedError` if the engine dies meanwhile.
         """
+        self._owner.check()
         if self.died:
             raise self.died
         queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
@@ -135,7 +139,9 @@ class EngineClient(asyncio.Protocol):
         return self.died
 
     async def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ends the process: it sees its socket closed between two steps."""
+        """Ends the process: it sees its socket closed between two steps. Does nothing in a forked child."""
+        if not self._owner.here:
+            return
         self._transport.abort()
         await self._reap(grace_s)
 

@@ -1,6 +1,5 @@
 """The engine: a model, its memory, the scheduler and the loop, in the process of whoever calls it."""
 
-import os
 import secrets
 from array import array
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
 from twostep.engine.answer import Answer, Vocabulary
-from twostep.engine.collector import Collector, Event
+from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.constraint import Grammars
 from twostep.engine.executor import KernelExecutor
@@ -20,10 +19,11 @@ from twostep.engine.meter import Measured
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.surroundings import EngineSurroundings, Submission
-from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
+from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
+from twostep.processes import Owner
 from twostep.recording.writer import RecordedSurroundings, Recorder
 
 MOST_URGENT = 2**31 - 1
@@ -38,9 +38,22 @@ class Engine:
     Refuses at once what cannot work: `InvalidParameterError` for settings, `MemoryPlanError` with the arithmetic.
     """
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> None:
+        """`serves`: it belongs to a server, whose processes are part of the memory that is planned."""
         self.model, self.config = model, config
-        self.sizing = build.size(model, config)
+        self._owner = Owner("this engine")
+        self._recorder: Recorder | None = None
+        self._open: set[str] = set()
+        self._ids = 0
+        try:
+            self._prepare(serves)
+        except BaseException:
+            self.close()  # at once, however long the error and its frames are kept
+            raise
+
+    def _prepare(self, serves: bool) -> None:
+        model, config = self.model, self.config
+        self.sizing = build.size(model, config, serves=serves)
         self.settings = build.settings(config, self.sizing)
         self.scheduler = build.scheduler(self.settings)
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
@@ -56,14 +69,8 @@ class Engine:
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
         )
-        self._surroundings = EngineSurroundings(
-            self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort))
-        )
-        self._recorder: Recorder | None = None
+        self._surroundings = EngineSurroundings(self._executor, tokenizer)
         self._loop = self._make_loop()
-        self._open: set[str] = set()
-        self._ids = 0
-        self._pid = os.getpid()
 
     def _make_loop(self) -> EngineLoop:
         if self.config.record is None:
@@ -76,6 +83,11 @@ class Engine:
     def outstanding(self) -> int:
         """Requests whose output has not come yet."""
         return len(self._open)
+
+    @property
+    def computing(self) -> bool:
+        """Whether a step is under way, which `end` waits for."""
+        return self._loop.computing
 
     def describe(self) -> Iterator[str]:
         """The effective settings in lines to print, with the arithmetic behind the KV cache."""
@@ -103,7 +115,7 @@ class Engine:
         Raises `InvalidParameterError` for what cannot be served: a prompt that is empty or not of this vocabulary, or
         with its answer longer than context or cache, an id in use.
         """
-        self._check_process()
+        self._owner.check()
         self._check_params(params)
         check_integer("priority", priority, -MOST_URGENT, MOST_URGENT)
         id_ = self._free_id(id)
@@ -145,8 +157,9 @@ class Engine:
 
         The reference executor has no such place to stop at; it goes on.
         """
-        if isinstance(self.kernels.executor, NativeExecutor):
-            self.kernels.executor.cancel()
+        kernels = self.__dict__.get("kernels")
+        if kernels is not None and isinstance(kernels.executor, NativeExecutor):
+            kernels.executor.cancel()
 
     def turn(self) -> list[Event]:
         """Ends the step under way, begins the next and leaves it running; returns what came of the ended one.
@@ -158,11 +171,12 @@ class Engine:
 
     def end(self) -> None:
         """Waits for the step under way, if there is one."""
+        self._owner.check()
         self._loop.end()
 
     def begin(self) -> list[Event]:
         """Begins the next step, if there is work, and leaves it running; returns what came of those that have ended."""
-        self._check_process()
+        self._owner.check()
         self._loop.begin()
         return self._take()
 
@@ -192,15 +206,21 @@ class Engine:
         return self._surroundings.collector.times.meter.measured()
 
     def close(self) -> None:
-        """Ends the thread beside and the recording. The engine cannot be used any more."""
-        self._executor.close()
+        """Gives back weights, KV cache and threads, and ends the recording; requests under way have no output.
+
+        The engine cannot be used any more. In a forked child nothing happens, since nothing of it is the child's.
+        """
+        if not self._owner.here:
+            return
+        if (executor := self.__dict__.pop("_executor", None)) is not None:
+            executor.close()
+        self._open.clear()
+        if (kernels := self.__dict__.get("kernels")) is not None:
+            kernels.close()
+        for name in ("_loop", "_surroundings"):
+            self.__dict__.pop(name, None)
         if self._recorder is not None:
             self._recorder.close()
-
-    def _check_process(self) -> None:
-        """The threads of the kernels do not follow into a child."""
-        if os.getpid() != self._pid:
-            raise TwostepError("this engine belongs to the process that made it; a fork has to make its own")
 
     def _free_id(self, asked: str | None) -> str:
         self._ids += asked is None

@@ -114,7 +114,7 @@ def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) ->
     """Loads the model, says so, serves. What stops it is said before it ends."""
     engine = None
     try:
-        engine = Engine(open_model(path), config)
+        engine = Engine(open_model(path), config, serves=True)
         kernels = engine.kernels
         lines = tuple(engine.describe())
         wire.send(Ready(engine.settings, lines, kernels.isa, kernels.threads, engine.sizing.longest))

@@ -12,6 +12,7 @@ from twostep.engine.answer import Answer
 from twostep.engine.collector import Collector
 from twostep.engine.executor import KernelExecutor
 from twostep.engine.timekeeper import StepEnd
+from twostep.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Submission:
 class EngineSurroundings:
     """Implements `core.loop.Surroundings` in one process. The inbox may be filled from other threads."""
 
-    def __init__(self, executor: KernelExecutor, collector: Collector) -> None:
-        self.collector = collector
-        self._executor = executor
+    def __init__(self, executor: KernelExecutor, tokenizer: Tokenizer | None) -> None:
         self._inbox: deque[Command] = deque()
+        self.collector = Collector(tokenizer, self._inbox.append)
+        self._executor = executor
         self._submitted: dict[str, Submission] = {}
         self._began_ns = 0
 

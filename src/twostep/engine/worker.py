@@ -7,6 +7,8 @@ from threading import Thread, current_thread
 from types import MethodType
 from typing import Any, Generic, TypeVar
 
+from twostep.processes import Owner
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -28,21 +30,27 @@ class Worker(Generic[Task, Result]):
         self._results: list[Result | BaseException] = []
         self._done: SimpleQueue[None] = SimpleQueue()
         self._thread: Thread | None = None
+        self._owner = Owner("this engine")
         if overlap:
             shared = self._compute, self._tasks, self._results, self._done
             self._thread = Thread(target=_work, args=shared, name="twostep-step", daemon=True)
             self._thread.start()
-            self._end = weakref.finalize(self, _end, self._tasks, self._thread)
+            self._end = weakref.finalize(self, _end, self._tasks, self._thread, self._owner)
 
     def start(self, task: Task) -> None:
-        """Returns at once."""
+        """Returns at once. Raises `ForkedError` in a forked child."""
+        self._owner.check()
         self._results.clear()
         self._task = task
         if self._thread:
             self._tasks.put(task)
 
     def result(self) -> Result:
-        """Of the task started last; waits for it. Raises what `compute` raised; asked again, it computes again."""
+        """Of the task started last; waits for it. Raises what `compute` raised; asked again, it computes again.
+
+        Raises `ForkedError` in a forked child, where the thread is not.
+        """
+        self._owner.check()
         assert self._task is not None, "no task was started"
         if self._thread is None:
             return self._compute_here(self._task)
@@ -86,7 +94,10 @@ def _work(
         done.put(None)
 
 
-def _end(tasks: "SimpleQueue[Any]", thread: Thread) -> None:
+def _end(tasks: "SimpleQueue[Any]", thread: Thread, owner: Owner) -> None:
+    """In a forked child nothing: the thread is not there."""
+    if not owner.here:
+        return
     tasks.put(None)
     if thread is not current_thread():  # which may be who lets the owner go
         thread.join()

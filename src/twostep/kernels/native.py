@@ -24,11 +24,13 @@ from twostep.kernels.lowering import (
 from twostep.kernels.quantize import fine_weights
 from twostep.kernels.sampling import Sampler
 from twostep.kernels.step import Ints, Slice, StepArrays, StepCancelledError
+from twostep.kernels.teams import Team
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
 from twostep.model.ops import Embed, Linear, Logits
 from twostep.model.quants import dequantize
 from twostep.model.tensor import Tensor, TensorType
+from twostep.processes import Owner
 
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _LARGEST_COUNT = 2**31 - 1
@@ -66,15 +68,20 @@ class NativeExecutor:
         threads = default_threads() if threads is None else _count("threads", threads)
         isa = os.environ.get("TWOSTEP_ISA", "") if isa is None else isa
         self._packed: dict[tuple[str, bool], int] = {}
+        self._owner = Owner("this executor")
         try:
             self._program = _program(network, kv_blocks, threads, isa)
+            self._team = Team(self._program)
             self._fine = fine_weights(network.ops)
             for instruction in lower(network.ops):
                 self._add(instruction)
-        except LoweringError as error:
-            raise NativeError(str(error)) from error
-        except MemoryError as error:
-            raise NativeError("no memory for the repacked weights") from error
+        except BaseException as error:
+            self.close()  # at once, however long the error and its frames are kept
+            if isinstance(error, LoweringError):
+                raise NativeError(str(error)) from error
+            if isinstance(error, MemoryError):
+                raise NativeError("no memory for the repacked weights") from error
+            raise
         self._logits = np.empty((1, network.shape.vocab), np.float32)
 
     @property
@@ -116,6 +123,12 @@ class NativeExecutor:
         except MemoryError as error:
             raise NativeError(f"no memory for steps of {step_tokens} tokens and {logit_rows} rows of logits") from error
 
+    def close(self) -> None:
+        """Gives back weights, KV cache and threads, the latter once its samplers have gone too. It cannot be used any
+        more."""
+        self.__dict__.pop("_program", None)
+        self.__dict__.pop("_team", None)
+
     def sampler(self) -> Sampler:
         """A sampler of this vocabulary that uses this executor's threads, between its steps."""
         return Sampler(self._network.shape.vocab, program=self._program)
@@ -140,8 +153,10 @@ class NativeExecutor:
     def forward_arrays(self, step: StepArrays) -> NDArray[np.float32]:
         """See `Executor.forward_arrays`; otherwise as `forward`.
 
-        A table that names twice a block that this step only reads is not noticed here, as it is by `forward`.
+        A table that names twice a block that this step only reads is not noticed here, as it is by `forward`. Raises
+        `ForkedError` in a forked child, where the threads are not.
         """
+        self._owner.check()
         check_arrays(step, self._network.shape.vocab)
         rows = len(step.logit_rows)
         logits = self._logits_for(rows)  # kept here: another thread may replace it, though its step is refused

@@ -183,7 +183,8 @@ def limit_cpu(seconds: int) -> None:
     """From now on; the kernel ends the process when they are used up."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (ceil(usage.ru_utime + usage.ru_stime) + seconds, hard))
+    wanted = ceil(usage.ru_utime + usage.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:

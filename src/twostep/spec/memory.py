@@ -1,12 +1,13 @@
 """Sizes memory: weights, activations, KV cache. The only place that does, for engine, simulator and planner alike.
 
 Pure arithmetic: what is free and what the weights take are measured elsewhere; what does not fit is said, not raised.
-Sizes are in bytes; "free" is memory before anything of the model is in it.
+Sizes are in bytes; "free" is memory before anything of the model is in it, but with the interpreters that run by then.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from twostep.spec.host import HostDemand
 from twostep.spec.shape import ModelShape
 
 KV_VECTOR_ELEMENTS = 16
@@ -31,6 +32,13 @@ class MemoryDemand:
     logit_rows: int
     element_bytes: int = 2
     block_tokens: int = 16
+    host: HostDemand | None = None
+    """The processes around it; `None` where only the model counts."""
+
+    @property
+    def host_bytes(self) -> int:
+        """What the processes take beside the model."""
+        return self.host.total_bytes if self.host else 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -50,8 +58,8 @@ class MemoryDemand:
 
     @property
     def fixed_bytes(self) -> int:
-        """All that is not KV cache. Scratch of the threads, a few MiB each at most, is left to what stays free."""
-        return self.weights_bytes + self.activation_bytes
+        """All that is not KV cache."""
+        return self.weights_bytes + self.activation_bytes + self.host_bytes
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks of one sequence of so many tokens."""
@@ -141,6 +149,8 @@ class MemoryPlan:
             f"activations: {tokens} x {size_text(row_bytes(shape))} + {rows} x {size_text(logit_row_bytes(shape))} "
             f"= {size_text(self.activation_bytes)}"
         )
+        if demand.host:
+            yield f"processes: {demand.host.words()} = {size_text(demand.host_bytes)}"
         yield f"KV per token: {vectors} x {demand.element_bytes} B = {self.kv_bytes_per_token} B"
         blocks = f"{self.blocks} blocks of {demand.block_tokens} tokens"
         yield f"KV cache: {self._origin()} = {blocks} = {self._capacity(context)}"
@@ -170,7 +180,8 @@ class MemoryPlan:
         room = _room(self.demand, self.free_bytes, share)
         part = "" if share == 1 else f"{100 * share:g} % of "
         fixed = f"{size_text(self.weights_bytes)} weights - {size_text(self.activation_bytes)} activations"
-        return f"{part}{size_text(self.free_bytes)} free - {fixed} = {size_text(room)}"
+        host = f" - {size_text(self.demand.host_bytes)} processes" if self.demand.host else ""
+        return f"{part}{size_text(self.free_bytes)} free - {fixed}{host} = {size_text(room)}"
 
     def _capacity(self, context: int) -> str:
         count = self.full_length_sequences(context)
