@@ -78,6 +78,19 @@ def test_a_server_at_several_loads(server: Served, tmp_path: Path, capsys: pytes
     assert shown == printed
 
 
+def test_a_workload_from_a_pipe_serves_every_level(
+    server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_workload(tmp_path / "w", Workload([WorkloadRequest(0.0, 20, 3), WorkloadRequest(0.1, 20, 3)]))
+    reader, writer = os.pipe()
+    os.write(writer, (tmp_path / "w").read_bytes())
+    os.close(writer)
+    words = ["--url", server.url, "--model", "small", "--workload", f"/dev/fd/{reader}", "--warmup", "0"]
+    _, result = measured(capsys, tmp_path, *words, "--concurrency", "1,2")
+    os.close(reader)
+    assert [run.summary.served for run in result.runs] == [2, 2]
+
+
 def test_a_rate(server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--url", server.url, "--model", "small", "--endpoint", "chat", *SHORT, "--rate", "20"]
     _, result = measured(capsys, tmp_path, *words)

@@ -69,7 +69,8 @@ def _add_target(group: "argparse._ArgumentGroup") -> None:
 def _add_workload(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--workload", default="chat", metavar="WHAT",
-        help=f"{', '.join(MADE_UP)}, the name of an excerpt, or a file; see twostep workload (default: %(default)s)",
+        help=f"{', '.join(MADE_UP)}, the name of an excerpt, a file, or - for standard input; see twostep workload "
+        "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--requests",
