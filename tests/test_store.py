@@ -334,7 +334,7 @@ def test_resolve_takes_the_stem_of_a_cached_file(folder: Path) -> None:
     assert resolve("Mine.Q4_0", quiet()) == folder / "Mine.Q4_0.gguf"
 
 
-@pytest.mark.parametrize("name", ["missing.gguf", "folder/missing", "./smollm2-135m"])
+@pytest.mark.parametrize("name", ["missing.gguf", "./folder/missing", "./smollm2-135m"])
 def test_resolve_names_a_missing_file(name: str) -> None:
     with pytest.raises(ModelFileError, match=r": no such file$"):
         resolve(name, quiet())
