@@ -222,7 +222,8 @@ def test_all_changes_of_a_workload_are_made(server: Served, tmp_path: Path, caps
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    assert f"{url}/v1: no connection" in bench(capsys, "--url", url, code=1)
+    problem = f"twostep: {url}/v1: Connection refused; no server runs there (--url says where it is)"
+    assert problem in bench(capsys, "--url", url, code=1)
 
 
 def test_nothing_served_is_a_failure(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
