@@ -8,6 +8,20 @@ from twostep.server.errors import error_response
 from twostep.server.state import ServerState
 
 
+def problem(state: ServerState) -> ApiError | None:
+    """Why the process should be started anew; None while all is well, also while the model is loaded."""
+    client = state.client
+    if client is None:
+        return None
+    if client.died:
+        return ApiError(str(client.died), status=503, code="engine_died")
+    stalled_s = state.pulse.stalled_s(client)
+    if stalled_s <= state.config.stall_s:
+        return None
+    pending = f"{client.outstanding} requests are pending and no step has ended for {stalled_s:.0f} s"
+    return ApiError(pending, status=503, code="stalled")
+
+
 class Health:
     """The routes' functions."""
 
@@ -16,15 +30,11 @@ class Health:
 
     async def health(self, request: Request) -> Response:
         """Status 503 if the process should be started anew: the engine died, or has work and does not get on."""
+        if (found := problem(self._state)) is not None:
+            return error_response(found)
         client = self._state.client
         if client is None:
             return JSONResponse({"status": "loading"})
-        if client.died:
-            return error_response(ApiError(str(client.died), status=503, code="engine_died"))
-        stalled_s = self._state.pulse.stalled_s(client)
-        if stalled_s > self._state.config.stall_s:
-            problem = f"{client.outstanding} requests are pending and no step has ended for {stalled_s:.0f} s"
-            return error_response(ApiError(problem, status=503, code="stalled"))
         return JSONResponse({"status": "ok", "pending": client.outstanding})
 
     async def ready(self, request: Request) -> Response:

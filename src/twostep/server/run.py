@@ -23,6 +23,7 @@ from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
 from twostep.server.connections import LOOK_S, Connection
 from twostep.server.state import ServerState
+from twostep.server.supervisor import Supervisor
 from twostep.turns import take_short_turns
 
 CLOSE_S = 5
@@ -75,6 +76,7 @@ async def _serve(state: ServerState, engine_config: EngineConfig, listener: sock
     Raises `TwostepError` if the model cannot be loaded.
     """
     take_short_turns()
+    supervisor = Supervisor.of(os.environ)
     front = Front(state)
     serving = asyncio.create_task(front.serve(sockets=[listener]))
     loading = asyncio.create_task(_load(state, engine_config))
@@ -82,7 +84,7 @@ async def _serve(state: ServerState, engine_config: EngineConfig, listener: sock
         await asyncio.wait([serving, loading], return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             announce(state.config, loading.result())
-            await _pulse_until(state, serving)
+            await _pulse_until(state, serving, supervisor)
     finally:
         loading.cancel()
         front.should_exit = True
@@ -107,13 +109,15 @@ def _prepare(state: ServerState) -> None:
         _ = state.model.template
 
 
-async def _pulse_until(state: ServerState, serving: "asyncio.Task[None]") -> None:
+async def _pulse_until(state: ServerState, serving: "asyncio.Task[None]", supervisor: Supervisor) -> None:
     assert state.client is not None
     pulse = asyncio.create_task(state.pulse.run(state.client))
+    watching = asyncio.create_task(supervisor.watch(state))
     try:
         await serving
     finally:
         pulse.cancel()
+        watching.cancel()
 
 
 class Front(uvicorn.Server):
