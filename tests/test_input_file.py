@@ -11,9 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.bench_runs import MS, outcome, result, run
 
+from twostep.bench.result import result_text
 from twostep.cli.main import main
 from twostep.input_file import CHUNK_BYTES, InputFile
+from twostep.server.choice import choose
 
 TEXT = b"".join(b"line %d\n" % number for number in range(40_000))
 ROWS = b"".join(
@@ -99,3 +102,14 @@ def test_errors_name_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(ROWS + b"{}\n")))
     assert main(["workload", "show", "-"]) == 1
     assert capsys.readouterr().err.startswith("twostep: standard input, line 4: ")
+
+
+def test_settings_from_a_pipe(tmp_path: Path) -> None:
+    with named_pipe(tmp_path / "pipe", b"port = 8001\n") as path:
+        assert choose({"config": str(path)}, {}).configs()[0].port == 8001
+
+
+def test_a_result_from_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with named_pipe(tmp_path / "pipe", result_text(result(run([outcome(0, 0, 100 * MS)]))).encode()) as path:
+        assert main(["bench", "--read", str(path), "--html", str(tmp_path / "page")]) == 0
+    assert "1 of 1 request served" in capsys.readouterr().out
