@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.engines import STORIES
+from support.gguf_writer import write_gguf
 
 from twostep.model.gguf import read_gguf
 
@@ -202,6 +204,52 @@ class TestGenerate:
 
 def test_a_missing_file() -> None:
     assert complaint("inspect", "no/such.gguf") == "no/such.gguf: no such file"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "Qwen/Qwen2.5-0.5B"],
+        ["inspect", "Qwen/Qwen2.5-0.5B:Q4_K_M"],
+        ["generate", PROMPT, "--model", "https://huggingface.co/Qwen/Qwen2.5-0.5B"],
+        ["pull", "hf.co/Qwen/Qwen2.5-0.5B"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_repository_of_the_hub(words: list[str]) -> None:
+    message = complaint(*words)
+    assert "; Qwen/Qwen2.5-0.5B may be a repository of the Hugging Face Hub, from which nothing is" in message
+    assert message.endswith("download a .gguf file of it and give its path")
+
+
+def test_a_path_that_is_none_of_the_hub_s() -> None:
+    assert complaint("inspect", "a/b/c") == "a/b/c: no such file"
+    assert complaint("inspect", "./a/b") == "a/b: no such file"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported"),
+        ({"general.architecture": "llama"}, "key 'llama."),
+    ],
+)
+def test_inspect_shows_what_a_file_has_that_cannot_be_run(
+    tmp_path: Path, metadata: dict[str, str], problem: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {**metadata, "general.name": "Nobody"})
+    result = twostep("inspect", str(path))
+    assert result.returncode == 1
+    assert b"Nobody" in result.stdout
+    assert result.stderr.decode().startswith(f"twostep: {path}: {problem}")
+    assert result.stderr.count(b"\n") == 1
+
+
+def test_inspect_of_a_tokenizer_that_cannot_be_used() -> None:
+    """The network of this file can be run."""
+    result = twostep("inspect", str(STORIES))
+    assert (result.returncode, b"5 layers" in result.stdout) == (1, True)
+    assert b"supported: 'gpt2'" in result.stderr
 
 
 def test_an_unknown_name_gets_near_ones(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_port_in_use() -> None:
         (["no/such.gguf"], "no/such.gguf: no such file"),
         (["smollm2-135n"], "unknown model 'smollm2-135n'; known: "),
         ([__file__], f"{__file__}: "),
-        ([str(STORIES)], f"{STORIES}: key 'tokenizer.ggml.model' is 'llama'; supported: 'gpt2' (byte-level BPE)"),
+        ([str(STORIES), "--port", "0"], f"{STORIES}: key 'tokenizer.ggml.model' is 'llama'; supported: 'gpt2' "),
         ([*SMALL, "--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
         ([*SMALL, "--kv-memory", "1KiB"], "the KV cache does not hold "),
         (["--port", "x"], "--port is 'x'; it has to be an integer"),
@@ -187,3 +187,13 @@ def test_help_lists_every_setting_and_loads_nothing_heavy() -> None:
     assert "--max-num-batched-tokens N" in shown
     assert "--no-enable-prefix-caching" in shown
     assert shown.endswith("\n[]\n")
+
+
+def test_variables_that_kubernetes_sets_are_named_in_a_line() -> None:
+    """The start goes on: here up to an address that nobody can listen on."""
+    variables = {"TWOSTEP_CHAT_SERVICE_HOST": "10.0.0.7", "TWOSTEP_PORT": "tcp://10.0.0.7:80"}
+    command = [COMMAND, "serve", "--host", "192.0.2.1"]
+    ended = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    first, last = ended.stderr.splitlines()
+    assert first == f"twostep: ignored, as Kubernetes sets them for services: {', '.join(variables)}"
+    assert last.startswith("twostep: cannot listen on 192.0.2.1")

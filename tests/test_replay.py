@@ -264,3 +264,11 @@ class TestCommand:
         (tmp_path / "other").write_bytes(b"GGUF")
         assert main(["replay", str(tmp_path / "other")]) == 1
         assert capsys.readouterr() == ("", f"twostep: {tmp_path / 'other'}, line 1: not a recording of Twostep\n")
+
+
+def test_a_recording_from_a_pipe(runs: dict[int, Path]) -> None:
+    command = [Path(sys.executable).parent / "twostep", "replay", "-"]
+    with runs[0].open("rb") as file:
+        content = file.read()
+    shown = subprocess.run(command, input=content, capture_output=True, check=True).stdout.decode()
+    assert re.search(r"byte for byte: ([1-9]\d*) of \1$", shown, re.MULTILINE)

@@ -15,6 +15,7 @@ from twostep.server.config import ServerConfig
 from twostep.server.effective import effective, lines
 from twostep.server.options import SETTINGS
 from twostep.server.presets import PRESETS
+from twostep.server.sources import service_links
 from twostep.settings import Settings
 
 
@@ -311,9 +312,51 @@ def test_a_variable_s_value_is_read_as_a_flag_s() -> None:
     assert problem == "TWOSTEP_ENABLE_PREFIX_CACHING is 'maybe'; it has to be true or false"
 
 
-def test_what_kubernetes_puts_there() -> None:
-    links = {"TWOSTEP_SERVICE_HOST": "10.0.0.7", "TWOSTEP_PORT": "tcp://10.0.0.7:8000"}
-    assert refusal({}, links).endswith("give the service another name, or the pod enableServiceLinks: false")
+def links_of(service: str, port: str = "8000", address: str = "10.0.0.7") -> dict[str, str]:
+    """What Kubernetes puts into the environment of each pod beside a service with one port, named http."""
+    name = service.upper().replace("-", "_")
+    whole = f"{name}_PORT_{port}_TCP"
+    return {
+        f"{name}_SERVICE_HOST": address,
+        f"{name}_SERVICE_PORT": port,
+        f"{name}_SERVICE_PORT_HTTP": port,
+        f"{name}_PORT": f"tcp://{address}:{port}",
+        whole: f"tcp://{address}:{port}",
+        f"{whole}_PROTO": "tcp",
+        f"{whole}_PORT": port,
+        f"{whole}_ADDR": address,
+    }
+
+
+@pytest.mark.parametrize("service", ["twostep", "twostep-chat", "twostep-port", "twostep-max-num-seqs", "twostep-2"])
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
+def test_what_kubernetes_sets_for_services_is_ignored(service: str, address: str) -> None:
+    links = links_of(service, address=address)
+    server, _ = configs({}, links | {"TWOSTEP_MAX_QUEUE": "5"})
+    assert (server.port, server.max_queue) == (8000, 5)
+    assert service_links(links | {"TWOSTEP_MAX_QUEUE": "5", "HOME": "/"}) == list(links)
+
+
+def test_settings_beside_kubernetes_variables() -> None:
+    """A pod's own variables go before those of services."""
+    links = links_of("twostep") | {"TWOSTEP_PORT": "8001"}
+    assert configs({}, links)[0].port == 8001
+    assert "TWOSTEP_PORT" not in service_links(links)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TWOSTEP_CHAT_PORT", "8001"),
+        ("TWOSTEP_CHAT_SERVICE_HOST", "no address"),
+        ("TWOSTEP_SERVICE_PORTS", "80"),
+        ("TWOSTEP_CHAT_PORT_TCP", "tcp://10.0.0.7:80"),
+        ("TWOSTEP_CHAT_PORT_80_HTTP", "http://10.0.0.7:80"),
+    ],
+)
+def test_variables_that_only_look_like_those_of_services(variable: str, value: str) -> None:
+    assert refusal({}, {variable: value}).startswith(f"environment variable {variable} is no setting; ")
+    assert refusal({}, {"TWOSTEP_PORT": "http://10.0.0.7:80"}).endswith("; it has to be an integer")
 
 
 # --- the file -----------------------------------------------------------------------------------------------------

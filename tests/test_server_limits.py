@@ -88,10 +88,10 @@ def test_long_bodies_share_their_room(server_host: Host) -> None:
         front.state.bodies = Bodies(max_bytes=200_000, long_bytes=200_000)
         with connected(front.url) as late:
             late.sendall(posted("/tokenize", b"x" * 150_000)[:-1])
-            assert within(10, lambda: front.state.bodies.held >= 149_000)
+            assert within(60, lambda: front.state.bodies.held >= 149_000)
             full = httpx.post(f"{front.url}/tokenize", json={"prompt": "x" * 100_000})
             short = complete(front, SHORT)
-        assert within(10, lambda: front.state.bodies.held == 0)
+        assert within(60, lambda: front.state.bodies.held == 0)
         again = httpx.post(f"{front.url}/tokenize", json={"prompt": "x" * 100_000}, timeout=30)
     assert_error(full, 429, "queue_full")
     assert short.status_code == again.status_code == 200
@@ -107,9 +107,9 @@ def test_short_bodies_do_not_wait_for_long_ones(server_host: Host) -> None:
         try:
             with connected(front.url) as long:
                 long.sendall(posted("/tokenize", {"prompt": "x" * 100_000}))
-                assert within(10, lambda: bodies.held > 100_000 and bool(front.state.flights))
+                assert within(60, lambda: bodies.held > 100_000 and bool(front.state.flights))
                 assert complete(front, SHORT).status_code == 200
-            assert within(10, lambda: bodies.held == 0)
+            assert within(60, lambda: bodies.held == 0)
         finally:
             threads_go_on.set()
 
@@ -167,9 +167,7 @@ def test_a_full_queue(server_host: Host) -> None:
             full = complete(front, SHORT)
         assert_error(full, 429, "queue_full")
         assert int(full.headers["retry-after"]) >= 1
-        deadline_s = time.monotonic() + 1
-        while front.state.places.taken and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        assert within(15, lambda: not front.state.places.taken)
         assert complete(front, SHORT).status_code == 200
 
 

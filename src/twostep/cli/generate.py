@@ -53,7 +53,9 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_file(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format")
+    group.add_argument(
+        "--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format; - reads standard input"
+    )
     group.add_argument("--out", type=Path, metavar="ANSWERS", help="where answers go; those that it has are kept")
     group.add_argument("--retry-errors", action="store_true", help="ask again where an answer in ANSWERS is an error")
     group.add_argument("--served-model-name", metavar="NAME", help="what requests call the model (default: --model)")

@@ -111,7 +111,7 @@ def _end_orderly(number: int, _: object) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="twostep", description="Serve, explain and foretell large language models on this machine.")
+    parser = _Parser(prog="twostep", description="Serve, explain and measure large language models on this machine.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser("replay", help="run a recording again, and compare every plan")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a recording of the engine")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a recording of the engine; - reads standard input")
     parser.add_argument("--plans", action="store_true", help="print every plan, a line a step")
     parser.set_defaults(run=run)
 

@@ -55,12 +55,16 @@ def _preset_values(setting: Setting) -> str:
 def run(options: argparse.Namespace) -> None:
     from twostep.server.choice import choose
     from twostep.server.run import serve
+    from twostep.server.sources import service_links
     from twostep.store.progress import Progress
     from twostep.store.resolve import resolve
+    from twostep.terminal import StatusLine
 
     names = {setting.name for setting in SETTINGS}
     choice = choose({name: value for name, value in vars(options).items() if name in names}, os.environ)
     config, engine_config = choice.configs()
+    if links := service_links(os.environ):
+        StatusLine().say(f"ignored, as Kubernetes sets them for services: {', '.join(links)}")
     serve(config, engine_config, resolve(choice.model, Progress()), _announce)
 
 

@@ -8,6 +8,20 @@ from twostep.server.errors import error_response
 from twostep.server.state import ServerState
 
 
+def problem(state: ServerState) -> ApiError | None:
+    """Why the process should be restarted; None if it should not, as while an engine loads the model, again or not."""
+    client = state.client
+    if client is None or (client.died and state.restarting):
+        return None
+    if client.died:
+        return ApiError(str(client.died), status=503, code="engine_died")
+    stalled_s = state.pulse.stalled_s(client)
+    if stalled_s <= state.config.stall_s:
+        return None
+    pending = f"{client.outstanding} requests are pending and no step has ended for {stalled_s:.0f} s"
+    return ApiError(pending, status=503, code="stalled")
+
+
 class Health:
     """The routes' functions."""
 
@@ -16,17 +30,13 @@ class Health:
 
     async def health(self, request: Request) -> Response:
         """Status 503 if the process should be restarted: the engine died for good, or is stuck with work pending."""
+        if (found := problem(self._state)) is not None:
+            return error_response(found)
         client = self._state.client
         if client is None:
             return JSONResponse({"status": "loading"})
-        if client.died and self._state.restarting:
-            return JSONResponse({"status": "restarting"})
         if client.died:
-            return error_response(ApiError(str(client.died), status=503, code="engine_died"))
-        stalled_s = self._state.pulse.stalled_s(client)
-        if stalled_s > self._state.config.stall_s:
-            problem = f"{client.outstanding} requests are pending and no step has ended for {stalled_s:.0f} s"
-            return error_response(ApiError(problem, status=503, code="stalled"))
+            return JSONResponse({"status": "restarting"})
         return JSONResponse({"status": "ok", "pending": client.outstanding})
 
     async def ready(self, request: Request) -> Response:

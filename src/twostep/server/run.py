@@ -26,6 +26,7 @@ from twostep.server.config import ServerConfig
 from twostep.server.connections import LOOK_S, Connection
 from twostep.server.state import ServerState
 from twostep.server.supervisor import Supervisor
+from twostep.server.systemd import SystemdNotifier
 from twostep.turns import take_short_turns
 
 CLOSE_S = 5
@@ -80,14 +81,22 @@ async def _serve(state: ServerState, engine_config: EngineConfig, listener: sock
     Raises `TwostepError` if the model cannot be loaded, or the engine died and is not started again.
     """
     take_short_turns()
+    notifier = SystemdNotifier.of(os.environ)
     front = Front(state)
     state.supervisor = supervisor = Supervisor(state, partial(_start_engine, state, engine_config))
     serving = asyncio.create_task(front.serve(sockets=[listener]))
-    supervising = asyncio.create_task(supervisor.run(partial(announce, state.config)))
+    watching: list[asyncio.Task[None]] = []
+
+    def on_ready(ready: Ready) -> None:
+        announce(state.config, ready)
+        watching.append(asyncio.create_task(notifier.watch(state)))
+
+    supervising = asyncio.create_task(supervisor.run(on_ready))
     try:
         await asyncio.wait([serving, supervising], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        supervising.cancel()
+        for task in (supervising, *watching):
+            task.cancel()
         front.should_exit = True
         await asyncio.wait([serving, supervising])
         await supervisor.stop()

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from twostep.errors import FetchError
@@ -18,10 +17,12 @@ POLL_S = 0.1
 def download_wheel(entry: Entry, work: Path, progress: Progress) -> Path:
     """Path of the wheel, inside `work`, where everything is written, pip's temporary files included.
 
-    Raises `FetchError` with pip's reason. Takes the child process along when interrupted.
+    Without pip it is downloaded here. Raises `FetchError` with the reason. Ends the child process when interrupted.
     """
     if importlib.util.find_spec("pip") is None:
-        raise FetchError(f"{entry.name}: this Python has no pip to download it with: {sys.executable} -m ensurepip")
+        from twostep.store.index import download_from_index  # HTTP takes a while to load, and nearly nobody needs it
+
+        return download_from_index(entry, work, progress)
     log = work / "pip.log"
     with (
         log.open("wb") as output,
