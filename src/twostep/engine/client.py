@@ -29,6 +29,29 @@ from twostep.engine.outputs import RequestOutput
 from twostep.engine.wire import Frames, framed
 from twostep.errors import EngineDiedError
 
+TURN_S = 0.001
+"""How long a caller may take events without a pause: the others' tokens wait meanwhile."""
+
+
+class _Inbox:
+    """What has come for the requests of one caller."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        self._waited_s = monotonic()
+
+    async def next(self) -> Event | Exception:
+        """The next event. After `TURN_S` without a wait the other tasks of the event loop have a turn first: a step of
+        a request with 128 choices gives 128 events."""
+        if self.events.empty():
+            event = await self.events.get()
+            self._waited_s = monotonic()
+            return event
+        if monotonic() - self._waited_s > TURN_S:
+            await asyncio.sleep(0)
+            self._waited_s = monotonic()
+        return self.events.get_nowait()
+
 
 class EngineClient(asyncio.Protocol):
     """Owns the process. All methods are for the event loop that `start` ran in; what asyncio calls is at the end."""
@@ -75,14 +98,14 @@ class EngineClient(asyncio.Protocol):
         """
         if self.died:
             raise self.died
-        queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        inbox = _Inbox()
         left = {submit.id for submit in submits}
-        self._open.update(dict.fromkeys(left, queue))
+        self._open.update(dict.fromkeys(left, inbox.events))
         try:
             for submit in submits:
                 self._say(submit)
             while left:
-                event = await queue.get()
+                event = await inbox.next()
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, RequestOutput):

@@ -1,26 +1,30 @@
 """Log-probabilities of output tokens in the forms of the two endpoints."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from twostep.engine.outputs import TokenLogprobs
+from twostep.engine.logprobs import TokenLogprobs
 from twostep.model.detokenizer import IncrementalDetokenizer
 from twostep.model.tokenizer import Tokenizer
+from twostep.openai_api.json_text import Many
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON lacks; as in OpenAI's API."""
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Of each token its text, where it is not whole characters with U+FFFD, its bytes and the likeliest tokens."""
-    content = [
+    """Of each token its text, where it is not whole characters with U+FFFD, its bytes and the likeliest tokens.
+
+    `content` is a `Many`: an answer of 2 500 tokens with 20 alternatives each is 4 MB of JSON.
+    """
+    content = (
         {
             **_chat_token(entry.token_id, entry.logprob, tokenizer),
             "top_logprobs": [_chat_token(id_, logprob, tokenizer) for id_, logprob in entry.top],
         }
         for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+    )
+    return {"content": Many(content), "refusal": None}
 
 
 def _chat_token(id_: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -35,25 +39,23 @@ class TextOffsets:
         self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special)
         self._length = 0
 
-    def push(self, ids: Iterable[int]) -> list[int]:
-        """Offsets of the next tokens."""
-        offsets = []
+    def push(self, ids: Iterable[int]) -> Iterator[int]:
+        """Offsets of the next tokens, which count once they are read."""
         for id_ in ids:
-            offsets.append(self._length)
+            yield self._length
             self._length += len(self._detokenizer.push(id_))
-        return offsets
 
 
 def completion_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, offsets: TextOffsets) -> dict[str, Any]:
-    """Lists with an entry for each token, the next ones of `offsets`.
+    """Lists (each a `Many`) with an entry for each token, the next ones of `offsets`.
 
     The alternatives include the chosen token, so that there may be one more than asked for.
     """
     return {
-        "tokens": [_name(entry.token_id, tokenizer) for entry in entries],
-        "token_logprobs": [max(entry.logprob, LOWEST) for entry in entries],
-        "top_logprobs": [_alternatives(entry, tokenizer) for entry in entries],
-        "text_offset": offsets.push(entry.token_id for entry in entries),
+        "tokens": Many(_name(entry.token_id, tokenizer) for entry in entries),
+        "token_logprobs": Many(max(entry.logprob, LOWEST) for entry in entries),
+        "top_logprobs": Many(_alternatives(entry, tokenizer) for entry in entries),
+        "text_offset": Many(offsets.push(entry.token_id for entry in entries)),
     }
 
 

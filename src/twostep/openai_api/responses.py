@@ -6,6 +6,7 @@ from typing import Any
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
+from twostep.openai_api.json_text import Many, plain
 from twostep.openai_api.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.timings import timings
@@ -24,8 +25,23 @@ def response_body(
     created_s: int,
     received_ns: int | None = None,
 ) -> dict[str, Any]:
-    """The reply to `request`; `outputs` are those of its prompts, in their order. `unique` makes the reply's id.
-    `received_ns` as in `timings`.
+    """`sliced_body` with lists in place of each `Many`. Raises `ApiError`."""
+    body = sliced_body(request, outputs, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
+    made: dict[str, Any] = plain(body)
+    return made
+
+
+def sliced_body(
+    request: ApiRequest,
+    outputs: Sequence[RequestOutput],
+    tokenizer: Tokenizer,
+    *,
+    unique: str,
+    created_s: int,
+    received_ns: int | None = None,
+) -> dict[str, Any]:
+    """The reply to `request`, its long lists as `Many`; `outputs` are those of its prompts, in their order. `unique`
+    makes the reply's id. `received_ns` as in `timings`.
 
     Raises `ApiError` with status 500 if an answer did not come to its end.
     """
@@ -37,11 +53,11 @@ def response_body(
         "object": OBJECT[request.kind],
         "created": created_s,
         "model": request.model,
-        "choices": [
+        "choices": Many(
             _choice(request, output, choice, tokenizer, unique, number * request.params.n + choice.index)
             for number, output in enumerate(outputs)
             for choice in output.choices
-        ],
+        ),
         "usage": usage(outputs),
         "timings": timings(outputs, received_ns),
     }

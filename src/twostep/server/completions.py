@@ -17,7 +17,7 @@ from twostep.engine.outputs import RequestOutput
 from twostep.errors import TwostepError
 from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.requests import ApiRequest, read_request
-from twostep.openai_api.responses import ID_PREFIX, response_body
+from twostep.openai_api.responses import ID_PREFIX, sliced_body
 from twostep.server.bodies import Body, parse
 from twostep.server.connections import ABORT
 from twostep.server.errors import IN_LEDGER, api_error
@@ -72,7 +72,7 @@ class Exchange:
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
         self._submitted = _Submitted(request, [submit.id for submit in submits], self._sender(request), monotonic_ns())
-        async with aclosing(self._client.follow_all(submits)) as events:
+        async with self._submitted.sender.kept_alive(), aclosing(self._client.follow_all(submits)) as events:
             async for event in events:
                 await self._submitted.heed(event)
         await self._submitted.sender.end(self._submitted.whole)
@@ -120,14 +120,14 @@ class Exchange:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
             return EventStream(self._send, self._id(request), chunks, self._scope["state"][ABORT])
         body = partial(
-            response_body,
+            sliced_body,
             request,
             tokenizer=tokenizer,
             unique=unique,
             created_s=created_s,
             received_ns=received_ns,
         )
-        return WholeReply(self._send, self._id(request), body)
+        return WholeReply(self._send, self._id(request), self._state.slices, body)
 
     def _id(self, request: ApiRequest) -> str:
         """As the client sees it."""

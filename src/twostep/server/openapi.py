@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from twostep.engine.conversation import ROLES
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
@@ -12,6 +12,7 @@ from twostep.kernels.sampling import MAX_LOGPROBS
 from twostep.openai_api.prompts import MAX_PROMPTS
 from twostep.openai_api.requests import REPETITION_PENALTIES
 from twostep.server.listing import DEFAULT_LIMIT, MAX_LIMIT
+from twostep.server.slices import JsonReply
 
 Schema = dict[str, Any]
 
@@ -238,7 +239,7 @@ def _type(field: Schema) -> str:
 
 
 async def serve_document(request: Request) -> Response:
-    return JSONResponse(document())
+    return JsonReply(document())
 
 
 async def serve_page(request: Request) -> Response:

@@ -34,6 +34,10 @@ KEEP_ALIVE_S = 75
 ONE_SIGNAL_S = 0.5
 """Signals so close are one: whoever signals a whole group of processes, as `timeout` does `make`, reaches us twice."""
 
+SWITCH_S = 0.0005
+"""A thread that runs Python, such as one that reads a body, gives way to the event loop after so long. With Python's
+default of 5 ms the tokens of small models would be visibly late."""
+
 Announce = Callable[[ServerConfig, Ready], None]
 """Called when requests are taken on, with the port and the name that are in use."""
 
@@ -75,6 +79,7 @@ async def _serve(state: ServerState, engine_config: EngineConfig, listener: sock
     Raises `TwostepError` if the model cannot be loaded.
     """
     take_short_turns()
+    sys.setswitchinterval(SWITCH_S)
     front = Front(state)
     serving = asyncio.create_task(front.serve(sockets=[listener]))
     loading = asyncio.create_task(_load(state, engine_config))

@@ -23,6 +23,7 @@ from twostep.server.places import Places
 from twostep.server.pulse import Pulse
 from twostep.server.refusals_log import RefusalsLog
 from twostep.server.requests_log import RequestsLog
+from twostep.server.slices import Slices
 from twostep.server.traffic import TrafficRecorder
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     ledger: Ledger = field(init=False)
     traffic: TrafficRecorder | None = field(init=False)
+    requests_log: RequestsLog | None = field(init=False)
     refusals: RefusalsLog | None = field(init=False)
     bodies: Bodies = field(init=False)
     client: EngineClient | None = None
@@ -55,6 +57,8 @@ class ServerState:
     flights: Flights = field(default_factory=Flights)
     pulse: Pulse = field(default_factory=Pulse)
     forms: FormCheck = field(default_factory=FormCheck)
+    slices: Slices = field(default_factory=Slices)
+    """For replies that can be large."""
     started_s: int = field(default_factory=lambda: int(time()))
     """Wall clock."""
     _unknown: set[str] = field(default_factory=set)
@@ -63,7 +67,8 @@ class ServerState:
         self.bodies = Bodies(self.config.max_body_bytes)
         log = self.config.log
         lines = None if log == "off" else LogLines(sys.stderr, as_json=log == "json")
-        logs = [] if lines is None else [RequestsLog(lines).write]
+        self.requests_log = None if lines is None else RequestsLog(lines)
+        logs = [] if self.requests_log is None else [self.requests_log.write]
         self.refusals = None if lines is None else RefusalsLog(lines)
         file = self.config.record_workload
         self.traffic = None if file is None else TrafficRecorder(Path(file), self.names[0])
@@ -81,6 +86,8 @@ class ServerState:
     def close(self) -> None:
         """Nothing is served any more."""
         self.bodies.close()
+        if self.requests_log is not None:
+            self.requests_log.close()
         if self.traffic is not None:
             self.traffic.close()
         if self.refusals is not None:
