@@ -13,6 +13,7 @@ from typing import Self
 from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import (
+    Accepted,
     Cancel,
     Failed,
     FromEngine,
@@ -37,10 +38,10 @@ class _Inbox:
     """What has come for the requests of one caller."""
 
     def __init__(self) -> None:
-        self.events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        self.events: asyncio.Queue[Event | Accepted | Exception] = asyncio.Queue()
         self._waited_s = monotonic()
 
-    async def next(self) -> Event | Exception:
+    async def next(self) -> Event | Accepted | Exception:
         """The next event. After `TURN_S` without a wait the other tasks of the event loop have a turn first: a step of
         a request with 128 choices gives 128 events."""
         if self.events.empty():
@@ -67,7 +68,7 @@ class EngineClient(asyncio.Protocol):
         self._process = process
         self._transport: asyncio.WriteTransport
         self._frames = Frames()
-        self._open: dict[str, asyncio.Queue[Event | Exception]] = {}
+        self._open: dict[str, asyncio.Queue[Event | Accepted | Exception]] = {}
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._burial: asyncio.Task[None] | None = None
 
@@ -91,7 +92,7 @@ class EngineClient(asyncio.Protocol):
         """Requests that have not ended."""
         return len(self._open)
 
-    async def follow_all(self, submits: Sequence[Submit]) -> AsyncGenerator[Event]:
+    async def follow_all(self, submits: Sequence[Submit]) -> AsyncGenerator[Event | Accepted]:
         """Submits requests and yields what comes of them, until each has its output. Whoever leaves early cancels them.
 
         Raises `TwostepError` if one is refused, `EngineDiedError` if the engine dies meanwhile.
@@ -166,7 +167,7 @@ class EngineClient(asyncio.Protocol):
                 for event in events:
                     self._pass_on(event)
 
-    def _pass_on(self, event: Event | Refused) -> None:
+    def _pass_on(self, event: Event | Refused | Accepted) -> None:
         if queue := self._open.get(event.id):
             queue.put_nowait(event.error if isinstance(event, Refused) else event)
         elif self.unawaited and isinstance(event, RequestOutput):

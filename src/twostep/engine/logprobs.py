@@ -43,7 +43,12 @@ class PackedLogprobs(Sequence[TokenLogprobs]):
 
     def truncated(self, length: int) -> "PackedLogprobs":
         """The first `length` members, in the same form; this object itself if it has no more."""
-        return self if length >= len(self) else PackedLogprobs(self[:length])
+        if length >= len(self):
+            return self
+        first, top = PackedLogprobs(), self._ends[length - 1] if length else 0
+        first._chosen, first._ends = self._chosen[: 3 * length], self._ends[:length]
+        first._top_ids, first._top_logprobs = self._top_ids[:top], self._top_logprobs[:top]
+        return first
 
     def __len__(self) -> int:
         return len(self._ends)

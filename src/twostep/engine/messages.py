@@ -89,10 +89,17 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request that streams was taken on: it is queued, and from now on only what happens later can end it."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Turned:
     """A step ended, or a ping was heard: what came of it, and how things stand."""
 
-    events: tuple[Event | Refused, ...]
+    events: tuple[Event | Refused | Accepted, ...]
     snapshot: Snapshot
 
 

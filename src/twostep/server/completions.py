@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from twostep.engine.client import EngineClient
 from twostep.engine.collector import Event
-from twostep.engine.messages import Submit
+from twostep.engine.messages import Accepted, Submit
 from twostep.engine.outputs import RequestOutput
 from twostep.errors import TwostepError
 from twostep.openai_api.chunks import Chunks
@@ -168,6 +168,8 @@ class _Submitted:
     sender: Sender
     at_ns: int
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    accepted: int = 0
+    """Prompts that the engine has taken on; it says so only of those that stream."""
 
     @property
     def whole(self) -> list[RequestOutput]:
@@ -178,7 +180,12 @@ class _Submitted:
     def awaited(self) -> tuple[str, ...]:
         return tuple(id_ for id_ in self.ids if id_ not in self.outputs)
 
-    async def heed(self, event: Event) -> None:
+    async def heed(self, event: Event | Accepted) -> None:
+        if isinstance(event, Accepted):
+            self.accepted += 1
+            if self.accepted == len(self.ids):
+                self.sender.accepted()
+            return
         if isinstance(event, RequestOutput):
             self.outputs[event.id] = event
         await self.sender.event(self.ids.index(event.id), event)

@@ -85,4 +85,4 @@ class CountReplies:
         """What a watcher of the process is told is no refusal; what the ledger has is logged as a reply."""
         error = scope.get(REFUSAL)
         if error is not None and self._refusals is not None and not scope.get(IN_LEDGER) and path not in OPEN_PATHS:
-            self._refusals.write(path, status, error)
+            self._refusals.write(path, status, error, unknown_path=None if path in self._paths else scope["path"])

@@ -5,6 +5,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from twostep.engine.conversation import ROLES
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
@@ -148,8 +149,8 @@ _GETS = {
 }
 
 
-def document() -> Schema:
-    """OpenAPI 3.1."""
+def document(root: str = "") -> Schema:
+    """OpenAPI 3.1, of a server that is shown under the path `root`."""
     paths: Schema = {path: {"get": _get(path, about)} for path, about in _GETS.items()}
     for path, (about, fields, required) in _POSTS.items():
         body = {"type": "object", "properties": fields, "required": required}
@@ -158,6 +159,7 @@ def document() -> Schema:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Twostep", "version": "1"},
+        **({"servers": [{"url": root}]} if root else {}),
         "paths": paths,
         "components": {
             "schemas": {"Error": _ERROR},
@@ -206,7 +208,7 @@ def page() -> str:
     parts = [_section(path, *operation) for path, by in described["paths"].items() for operation in by.items()]
     title = "Twostep"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    link = '<p>As a document: <a href="/openapi.json">/openapi.json</a></p>'
+    link = '<p>As a document: <a href="openapi.json">openapi.json</a></p>'
     return f"{head}<h1>{title}</h1>{link}{''.join(parts)}</html>"
 
 
@@ -238,8 +240,15 @@ def _type(field: Schema) -> str:
     return " ".join([named, *limits])
 
 
-async def serve_document(request: Request) -> Response:
-    return JsonReply(document())
+class Document:
+    """An ASGI application that answers with the document."""
+
+    def __init__(self, root: str) -> None:
+        """`root` as in `document`."""
+        self._reply = JsonReply(document(root))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._reply(scope, receive, send)
 
 
 async def serve_page(request: Request) -> Response:

@@ -40,6 +40,8 @@ class ServerState:
     model: LoadedModel
     names: tuple[str, ...]
     """What requests may call the model."""
+    loopback: bool = True
+    """Only this machine reaches the server."""
     metrics: Metrics = field(default_factory=Metrics)
     ledger: Ledger = field(init=False)
     traffic: TrafficRecorder | None = field(init=False)

@@ -23,8 +23,8 @@ TELL_S = 1.0
 """How long a client that is told of an error may take to take it. By then it may have stopped reading long ago."""
 
 HEADERS_S = 1.0
-"""A stream's headers leave after so long if its first token has not come. The engine hears of a request between two
-steps, so what it refuses is nearly always known by then, and gets a status of its own."""
+"""A stream's headers leave after so long if its first token has not come, and the engine has taken the request on. What
+is refused has a status of its own so; what soon goes wrong has too, and short waits cost no comment."""
 
 PING_S = 10.0
 """After so long without an event a stream gets a comment. Proxies and clients give up after 30 s and more."""
@@ -38,6 +38,10 @@ class Sender(Protocol):
 
     def kept_alive(self) -> AbstractAsyncContextManager[None]:
         """While the block runs, a client that gets no event sees other signs of life, if it can."""
+        ...
+
+    def accepted(self) -> None:
+        """The engine has taken on all prompts."""
         ...
 
     async def event(self, prompt: int, event: Event) -> None:
@@ -54,12 +58,13 @@ class Sender(Protocol):
 
 
 class EventStream:
-    """Headers leave with the first event, or after `HEADERS_S`: what is refused before has a status of its own."""
+    """Headers leave with the first event, or after `HEADERS_S` in the queue: what fails before has its own status."""
 
     def __init__(self, send: Send, id_: str, chunks: Chunks, abort: Callable[[], None]) -> None:
         """`abort` ends the connection at once."""
         self._send, self._id, self._chunks, self._abort = send, id_, chunks, abort
         self._begun = False
+        self._accepted = asyncio.Event()
         self._writing = asyncio.Lock()  # a ping must not come between an event and the headers before it
         self._clock_s = asyncio.get_running_loop().time
         self._wrote_s = self._clock_s()
@@ -72,6 +77,9 @@ class EventStream:
             yield
         finally:
             pinging.cancel()  # if it waits for the client with `_writing`, that is free before anybody can take it
+
+    def accepted(self) -> None:
+        self._accepted.set()
 
     async def event(self, prompt: int, event: Event) -> None:
         if isinstance(event, Delta):
@@ -93,6 +101,7 @@ class EventStream:
 
     async def _ping(self) -> None:
         """Until it is cancelled."""
+        await self._accepted.wait()
         while True:
             due_s = self._wrote_s + (PING_S if self._begun else HEADERS_S)
             if (left_s := due_s - self._clock_s()) > 0:
@@ -123,6 +132,9 @@ class WholeReply:
 
     def kept_alive(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+    def accepted(self) -> None:
+        pass
 
     async def event(self, prompt: int, event: Event) -> None:
         pass
