@@ -90,7 +90,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request that streams was taken on: it is queued, and from now on only what happens later can end it."""
+    """A streaming request passed all checks and is queued: it will not be `Refused`."""
 
     id: str
 

@@ -67,7 +67,7 @@ def _routes(state: ServerState) -> list[Route]:
 
 
 class RootPath:
-    """Middleware, the outermost: takes the path under which a proxy shows the server away, if the proxy does not."""
+    """Middleware, the outermost: removes the proxy's path prefix where the proxy has not removed it."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app, self._root = app, root

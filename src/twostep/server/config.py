@@ -36,11 +36,11 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages a browser lets call the server, `*` for all."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names, beside its own, that requests may call the server by: `name`, `*.name`, or `*` for all."""
+    """More names that are accepted in the Host header: `name`, `*.name`, or `*` for all."""
     root_path: str = ""
-    """Path under which a proxy shows the server, such as `/llm`."""
+    """Path prefix under which a proxy exposes the server, such as `/llm`."""
     served_model_names: tuple[str, ...] = ()
-    """What requests call the model, the first of them in replies; none: what the command line calls it."""
+    """What requests call the model, the first one by default; none: what the command line calls it."""
     max_queue: int = 256
     """Requests that wait beyond those that run; whoever comes then is sent away, to come again later."""
     max_connections: int = 1024

@@ -150,7 +150,7 @@ _GETS = {
 
 
 def document(root: str = "") -> Schema:
-    """OpenAPI 3.1, of a server that is shown under the path `root`."""
+    """OpenAPI 3.1, of a server that a proxy exposes under the path prefix `root`."""
     paths: Schema = {path: {"get": _get(path, about)} for path, about in _GETS.items()}
     for path, (about, fields, required) in _POSTS.items():
         body = {"type": "object", "properties": fields, "required": required}

@@ -84,7 +84,7 @@ SETTINGS = (
     # --- HTTP -----------------------------------------------------------------------------------------------------
     Setting(
         "host", "server", LIST, "ADDRESS",
-        "where to listen (default: 127.0.0.1, this machine alone); :: takes IPv4 too; may be given more than once",
+        "where to listen (default: 127.0.0.1, this machine alone); :: includes IPv4; may be given more than once",
         field="hosts",
     ),
     Setting("port", "server", INTEGER, "N", "default: 8000; 0: any that is free"),
@@ -100,12 +100,13 @@ SETTINGS = (
     ),
     Setting(
         "allowed_hosts", "server", LIST, "NAME",
-        "names in the Host header beside its own, as NAME or *.NAME, * for all (default: on loopback none, else all)",
+        "more names accepted in the Host header: NAME, *.NAME, or * for all (default: on loopback none, else all)",
     ),
-    Setting("root_path", "server", TEXT, "PATH", "path under which a proxy shows the server, such as /llm"),
+    Setting("root_path", "server", TEXT, "PATH", "path prefix under which a proxy exposes the server, such as /llm"),
     Setting(
         "served_model_name", "server", LIST, "NAME",
-        "what requests call the model (default: MODEL); of several the first is in replies", field="served_model_names",
+        "what requests call the model (default: MODEL); the first of several is the default",
+        field="served_model_names",
     ),
     Setting("max_queue", "server", INTEGER, "N", "requests that may wait (default: 256)"),
     Setting("max_connections", "server", INTEGER, "N", "open at a time (default: 1024)"),

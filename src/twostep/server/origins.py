@@ -1,7 +1,7 @@
-"""Who may ask by the page that asks: protects a server on loopback from pages of the web.
+"""Checks the Host and Origin headers: protects a server on loopback from web pages.
 
-A browser lets any page send requests to 127.0.0.1. A page whose name was made to point here (DNS rebinding) even reads
-the answers; it is recognised by the name that the browser says it talks to.
+A browser lets any page send requests to 127.0.0.1. A page whose own name resolves to 127.0.0.1 (DNS rebinding) can even
+read the answers; the Host header gives it away.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from twostep.server.limits import OPEN_PATHS
 from twostep.server.listening import is_loopback
 
 LOCAL_ORIGINS = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
-"""Pages that this machine itself serves: programs that could ask without a browser too."""
+"""Pages served by programs on this machine, which could send requests without a browser."""
 
 
 class OriginGuard:
-    """Middleware. Sends 403 to requests that name another host than this one, or come from another one's page."""
+    """Middleware. Answers 403 to requests whose Host header names another machine, or from another's page."""
 
     def __init__(
         self,
@@ -32,9 +32,8 @@ class OriginGuard:
         origins: Sequence[str],
         loopback: bool,
     ) -> None:
-        """`hosts` are listened on, by `loopback` only by this machine; `allowed_hosts` may begin with `*.`, or be `*`.
-
-        Where others reach the server hosts are only checked if some are allowed, and origins are not.
+        """`hosts` are those listened on; `loopback`: for this machine only. `allowed_hosts` are names, `*.name`
+        or `*`. Without `loopback` the Host header is checked only if there are `allowed_hosts`, the Origin never.
         """
         self._app, self._origins, self._loopback = app, frozenset(origins), loopback
         self._names = frozenset(name.strip("[]").lower() for name in (gethostname(), *hosts, *allowed_hosts))
@@ -51,7 +50,7 @@ class OriginGuard:
             await self._app(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
-        """Raises `ApiError`. What no browser sends, a request without a host, is not checked."""
+        """Raises `ApiError`. A request without a Host header passes: browsers always send one."""
         watched = path in OPEN_PATHS and not self._loopback  # by an orchestrator that knows only an address
         host = headers.get("host", "")
         if self._checks_hosts and host and not watched and not self._is_host(_name(host)):
@@ -67,7 +66,7 @@ class OriginGuard:
         return local or name in self._names or name.endswith(self._suffixes)
 
     def _is_origin(self, origin: str, host: str) -> bool:
-        """`host` is what the request calls this server, which was checked: its own pages may call it."""
+        """`host` is the Host header's name, which was checked: pages of the same host may call the server."""
         if not self._origins.isdisjoint({"*", origin}):
             return True
         try:

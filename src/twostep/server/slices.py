@@ -1,4 +1,4 @@
-"""Replies as JSON, made in slices: a reply of some MB must not keep the event loop from everybody else's tokens."""
+"""Replies as JSON, made in slices: a reply of several MB must not delay the tokens of other requests."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from twostep.openai_api.json_text import encode, pieces
 
 SLICE_S = 0.001
-"""How long one reply may keep the event loop before others have their turn. A token's way through it takes a tenth."""
+"""How long one reply may occupy the event loop at a time. Handling one token takes a tenth of that."""
 
 
 class JsonReply(JSONResponse):
@@ -22,8 +22,8 @@ class JsonReply(JSONResponse):
 
 
 class Slices:
-    """For one event loop. Of the replies that take longer than a slice one is made at a time: however many there are,
-    nothing waits for more than a slice of each turn of the loop."""
+    """For one event loop. Only one reply that takes longer than a slice is made at a time, so that however many there
+    are, they occupy at most one slice of each iteration of the loop."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()

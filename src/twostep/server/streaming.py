@@ -23,11 +23,11 @@ TELL_S = 1.0
 """How long a client that is told of an error may take to take it. By then it may have stopped reading long ago."""
 
 HEADERS_S = 1.0
-"""A stream's headers leave after so long if its first token has not come, and the engine has taken the request on. What
-is refused has a status of its own so; what soon goes wrong has too, and short waits cost no comment."""
+"""If the first token takes longer than this, a stream's headers leave without it, but never before the engine has
+accepted the request: errors up to then keep their HTTP status."""
 
 PING_S = 10.0
-"""After so long without an event a stream gets a comment. Proxies and clients give up after 30 s and more."""
+"""A stream without an event for so long gets a comment. Clients and proxies time out after 30 s or more."""
 
 PING = b": ping\n\n"
 """A comment, which every reader of server-sent events skips."""
@@ -37,11 +37,11 @@ class Sender(Protocol):
     """Where a request's events go."""
 
     def kept_alive(self) -> AbstractAsyncContextManager[None]:
-        """While the block runs, a client that gets no event sees other signs of life, if it can."""
+        """While the block runs, a client that gets no events gets headers and comments, if the reply is a stream."""
         ...
 
     def accepted(self) -> None:
-        """The engine has taken on all prompts."""
+        """The engine has accepted all prompts."""
         ...
 
     async def event(self, prompt: int, event: Event) -> None:
