@@ -18,6 +18,7 @@ from support.http_server import NAME, Host, Served, within
 from twostep.bench.reply import StreamReply
 from twostep.cli.chat import Said
 from twostep.cli.chat_remote import RemotePartner
+from twostep.openai_api.errors import ApiError
 from twostep.server import streaming
 
 SHORT: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 3, "ignore_eos": True, "stream": True}
@@ -59,9 +60,10 @@ def test_headers_and_comments_come_while_a_stream_waits(front: Served, server_ho
     assert json.loads(data[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_stream_whose_tokens_come_has_no_comment(server: Served) -> None:
-    """With the usual times."""
-    with waiting(server) as reply:
+def test_a_stream_whose_tokens_come_in_time_has_no_comment(front: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "HEADERS_S", 60)
+    monkeypatch.setattr(streaming, "PING_S", 60)
+    with waiting(front) as reply:
         assert not [line for line in reply.iter_lines() if line.startswith(":")]
 
 
@@ -75,10 +77,12 @@ def test_an_error_before_the_headers_has_its_status(
 
 
 def test_an_error_after_them_is_an_event(front: Served, server_host: Host) -> None:
-    with full(front, server_host), waiting(front, timeout_s=1) as reply:
+    ending = ApiError("the server is shutting down", status=503, code="shutting_down")
+    with full(front, server_host), waiting(front) as reply:
         assert reply.status_code == 200
+        server_host.loop.call_soon_threadsafe(front.state.flights.cut_all, ending)
         *_, error, end = [line for line in reply.iter_lines() if line.startswith("data: ")]
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout"
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert end == "data: [DONE]"
 
 
