@@ -142,6 +142,25 @@ def test_an_open_door_is_mentioned() -> None:
         assert address_of(lines).startswith("http://127.0.0.1:")
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_ipv4_and_ipv6_are_served_and_what_is_printed_answers() -> None:
+    with serving(*SMALL, "--host", "::", "--served-model-name", "one,two") as (_, lines):
+        address = address_of(lines)
+        assert [model["id"] for model in ask(f"{address}/v1/models")["data"]] == ["one", "two"]
+        port = address.rpartition(":")[2]
+        for other in (f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
+            answer = ask(f"{other}/v1/completions", {"model": "two", "prompt": "One", "max_tokens": 1})
+            assert answer["model"] == "two"
+        assert "note: whoever reaches :: may use it: no --api-key is set" in lines
+
+
+def test_several_hosts_are_served_and_named() -> None:
+    with serving(*SMALL, "--host", "127.0.0.1", "--host", "127.0.0.2") as (_, lines):
+        [first, second] = re.findall(r"http://[\d.]+:\d+", next(line for line in lines if "ready for requests" in line))
+        assert ask(f"{first}/v1/models") == ask(f"{second}/v1/models")
+        assert not [line for line in lines if line.startswith("note:")]
+
+
 def test_it_needs_no_network_and_listens_on_this_machine_alone(tmp_path: Path) -> None:
     """CASES 41, with a model that is here."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)

@@ -65,7 +65,9 @@ DEFAULTS = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_help_tells_the_true_default(name: str) -> None:
     [setting] = [setting for setting in SETTINGS if setting.name == name]
-    assert str(getattr(ServerConfig(), name)).removesuffix(".0") == DEFAULTS[name]
+    value = getattr(ServerConfig(), setting.target)
+    [text] = value if isinstance(value, tuple) else [str(value).removesuffix(".0")]
+    assert text == DEFAULTS[name]
     assert DEFAULTS[name] in setting.help
 
 
@@ -96,7 +98,7 @@ def test_the_file_may_choose_the_preset_and_a_variable_the_file(toml: Path) -> N
     server, engine = configs({}, {"TWOSTEP_CONFIG": str(toml)})
     assert set_by(server, "preset") == ("batch", str(toml))
     assert (engine.chunking, engine.max_num_seqs) == (PRESETS["batch"]["chunking"], 7)
-    assert (server.served_model_name, set_by(server, "model")) == ("mine", ("mine.gguf", str(toml)))
+    assert (server.served_model_names, set_by(server, "model")) == (("mine",), ("mine.gguf", str(toml)))
 
 
 def test_settings_of_every_kind_from_everywhere(toml: Path) -> None:
@@ -110,11 +112,11 @@ def test_settings_of_every_kind_from_everywhere(toml: Path) -> None:
         "TWOSTEP_RECORD": "run.rec",
     }  # fmt: skip
     flags = {
-        "host": "::1", "api_key": ["a", "b"], "allowed_origins": ["*"], "request_timeout_s": "5",
+        "host": ["::1"], "api_key": ["a", "b"], "allowed_origins": ["*"], "request_timeout_s": "5",
         "priority_preempts": True, "kv_memory": "0.25", "record": "run.rec",
     }  # fmt: skip
     for server, engine in (configs({"config": str(toml)}), configs({}, given), configs(flags)):
-        assert (server.host, server.api_keys, server.cors_origins) == ("::1", ("a", "b"), ("*",))
+        assert (server.hosts, server.api_keys, server.cors_origins) == (("::1",), ("a", "b"), ("*",))
         assert (server.request_timeout_s, engine.priority_preempts) == (5.0, True)
         assert (engine.kv_share, engine.kv_bytes, engine.record) == (0.25, None, Path("run.rec"))
 
@@ -172,6 +174,20 @@ def test_both_names_in_one_place_are_refused() -> None:
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
 def test_an_itl_budget_is_a_time(budget: str) -> None:
     assert refusal({"itl_budget": budget}) == f"--itl-budget is {float(budget)}; it has to be milliseconds above 0"
+
+
+@pytest.mark.parametrize("flags", [["a,b"], ["a", "b"], ["a, b"]])
+def test_a_model_may_have_several_names(flags: list[str], toml: Path) -> None:
+    toml.write_text('served_model_name = ["a", "b"]\n')
+    for server, _ in (configs({"served_model_name": flags}), configs({"config": str(toml)})):
+        assert server.served_model_names == ("a", "b")
+        assert next(row.value for row in server.effective if row.name == "served_model_name") == "a,b"
+
+
+def test_hosts_may_be_several() -> None:
+    server, _ = configs({"host": ["127.0.0.1", "::1"]})
+    assert (server.hosts, set_by(server, "host")) == (("127.0.0.1", "::1"), ("127.0.0.1,::1", "--host"))
+    assert "host has an empty member" in refusal({"host": ["127.0.0.1,"]}) or "host is ''" in refusal({"host": [","]})
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -374,7 +390,7 @@ def test_variables_that_only_look_like_those_of_services(variable: str, value: s
         ("port = 8000.5", "port is 8000.5; it has to be an integer"),
         ("enable_prefix_caching = 1", "enable_prefix_caching is 1; it has to be true or false"),
         ("api_key = [1]", "api_key is not shown; it has to be texts, separated by commas"),
-        ("host = [\"a\"]", "host is ['a']; it has to be text"),
+        ("preset = [\"a\"]", "preset is ['a']; it has to be text"),
     ],
 )  # fmt: skip
 def test_keys_and_values_that_are_none(toml: Path, text: str, problem: str) -> None:

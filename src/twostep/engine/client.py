@@ -14,6 +14,7 @@ from typing import Self
 from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import (
+    Accepted,
     Cancel,
     Failed,
     FromEngine,
@@ -40,6 +41,29 @@ LAST_WORDS_S = 1.0
 LONGEST_LINE = 1 << 16
 """Bytes of a line of the engine's output; a longer one is broken."""
 
+TURN_S = 0.001
+"""How long a caller may take events without a pause: the others' tokens wait meanwhile."""
+
+
+class _Inbox:
+    """What has come for the requests of one caller."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Event | Accepted | Exception] = asyncio.Queue()
+        self._waited_s = monotonic()
+
+    async def next(self) -> Event | Accepted | Exception:
+        """The next event. After `TURN_S` without a wait the other tasks of the event loop have a turn first: a step of
+        a request with 128 choices gives 128 events."""
+        if self.events.empty():
+            event = await self.events.get()
+            self._waited_s = monotonic()
+            return event
+        if monotonic() - self._waited_s > TURN_S:
+            await asyncio.sleep(0)
+            self._waited_s = monotonic()
+        return self.events.get_nowait()
+
 
 class EngineClient(asyncio.Protocol):
     """Owns the process. All methods are for the event loop that `start` ran in; what asyncio calls is at the end."""
@@ -57,7 +81,7 @@ class EngineClient(asyncio.Protocol):
         self._owner = Owner("this engine's client")
         self._transport: asyncio.WriteTransport
         self._frames = Frames()
-        self._open: dict[str, asyncio.Queue[Event | Exception]] = {}
+        self._open: dict[str, asyncio.Queue[Event | Accepted | Exception]] = {}
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._failure: Exception | None = None
         """What the engine itself said of its end."""
@@ -95,7 +119,7 @@ class EngineClient(asyncio.Protocol):
         """Requests that have not ended."""
         return len(self._open)
 
-    async def follow_all(self, submits: Sequence[Submit]) -> AsyncGenerator[Event]:
+    async def follow_all(self, submits: Sequence[Submit]) -> AsyncGenerator[Event | Accepted]:
         """Submits requests and yields what comes of them, until each has its output. Whoever leaves early cancels them.
 
         Raises `TwostepError` if one is refused, `EngineDiedError` if the engine dies meanwhile.
@@ -103,14 +127,14 @@ class EngineClient(asyncio.Protocol):
         self._owner.check()
         if self.died:
             raise self.died
-        queue: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        inbox = _Inbox()
         left = {submit.id for submit in submits}
-        self._open.update(dict.fromkeys(left, queue))
+        self._open.update(dict.fromkeys(left, inbox.events))
         try:
             for submit in submits:
                 self._say(submit)
             while left:
-                event = await queue.get()
+                event = await inbox.next()
                 if isinstance(event, Exception):
                     raise event
                 if isinstance(event, RequestOutput):
@@ -187,7 +211,7 @@ class EngineClient(asyncio.Protocol):
                 for event in events:
                     self._pass_on(event)
 
-    def _pass_on(self, event: Event | Refused) -> None:
+    def _pass_on(self, event: Event | Refused | Accepted) -> None:
         if queue := self._open.get(event.id):
             queue.put_nowait(event.error if isinstance(event, Refused) else event)
         elif self.unawaited and isinstance(event, RequestOutput):

@@ -18,6 +18,7 @@ from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.messages import (
+    Accepted,
     Cancel,
     Failed,
     FromEngine,
@@ -45,7 +46,7 @@ class EngineHost:
 
     def __init__(self, engine: Engine, wire: Wire[FromEngine, ToEngine]) -> None:
         self._engine, self._wire = engine, wire
-        self._refused: list[Refused] = []
+        self._heard: list[Refused | Accepted] = []
         self._asked = False
 
     def run(self) -> None:
@@ -65,10 +66,10 @@ class EngineHost:
         self._tell(self._engine.begin())
 
     def _tell(self, come: Sequence[Event]) -> None:
-        events = (*self._refused, *come)
+        events = (*self._heard, *come)
         if events or self._asked:
             self._wire.send(Turned(events, self.snapshot()))
-        self._refused.clear()
+        self._heard.clear()
         self._asked = False
 
     def snapshot(self) -> Snapshot:
@@ -91,7 +92,7 @@ class EngineHost:
 
     def _listen(self) -> None:
         """Takes in what has been said; waits for it only where there is nothing else to do."""
-        while self._wire.poll(0 if self._engine.outstanding or self._refused or self._asked else None):
+        while self._wire.poll(0 if self._engine.outstanding or self._heard or self._asked else None):
             self._heed(self._wire.recv())
 
     def _heed(self, message: ToEngine) -> None:
@@ -100,10 +101,13 @@ class EngineHost:
                 try:
                     self._engine.submit(prompt, params, id=id, priority=priority, stream=stream, cache_salt=salt)
                 except TwostepError as error:
-                    self._refused.append(Refused(id, error))
+                    self._heard.append(Refused(id, error))
                 except Exception as error:  # a fault of ours costs one request, not all
                     print_exc()
-                    self._refused.append(Refused(id, TwostepError(f"the engine cannot take this request: {error!r}")))
+                    self._heard.append(Refused(id, TwostepError(f"the engine cannot take this request: {error!r}")))
+                else:
+                    if stream:
+                        self._heard.append(Accepted(id))
             case Cancel(id):
                 self._engine.abort(id)
             case Ping():

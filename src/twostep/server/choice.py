@@ -26,6 +26,9 @@ SCHEDULED = {
 }  # fmt: skip
 """Fields of `EngineConfig` that the scheduler checks together, and what `Settings` calls them."""
 
+JOINED = ("host", "served_model_name")
+"""Lists that /v1/config tells as one text, as there was only one of each once and programs read it."""
+
 
 def choose(flags: Mapping[str, Any], environ: Mapping[str, str]) -> "Choice":
     """`flags` are those that were given, as argparse leaves them. Raises `InvalidParameterError`."""
@@ -61,7 +64,7 @@ class Choice:
             engine = EngineConfig(**self._fields("engine"))
             _check_schedule(engine)
             name = Path(self.model).name.removesuffix(".gguf")
-            server = ServerConfig(**{"served_model_name": name} | self._fields("server"))
+            server = ServerConfig(**{"served_model_names": (name,)} | self._fields("server"))
             return replace(server, effective=tuple(self._rows(server, engine))), engine
         except InvalidParameterError as error:
             raise self._refusal(str(error)) from None
@@ -124,6 +127,8 @@ class Choice:
             value = fixed.get(setting.name, getattr(config, setting.target, None))
         if setting.secret:
             return f"{len(value)} given, not shown" if value else None
+        if setting.name in JOINED:
+            return ",".join(value)
         return list(value) if isinstance(value, tuple) else value
 
 

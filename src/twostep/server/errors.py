@@ -46,6 +46,8 @@ def error_response(error: ApiError) -> Response:
     headers = {}
     if error.status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if error.code == "unsupported_encoding":
+        headers["Accept-Encoding"] = "gzip, deflate"  # what RFC 7694 wants of a 415
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return ErrorReply(error, headers)

@@ -1,10 +1,11 @@
 """`/health`: is the engine getting on? `/ready`: are requests taken on? Two answers, for whoever watches."""
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from twostep.openai_api.errors import ApiError
 from twostep.server.errors import error_response
+from twostep.server.slices import JsonReply
 from twostep.server.state import ServerState
 
 
@@ -34,12 +35,12 @@ class Health:
             return error_response(found)
         client = self._state.client
         if client is None:
-            return JSONResponse({"status": "loading"})
+            return JsonReply({"status": "loading"})
         if client.died:
-            return JSONResponse({"status": "restarting"})
-        return JSONResponse({"status": "ok", "pending": client.outstanding})
+            return JsonReply({"status": "restarting"})
+        return JsonReply({"status": "ok", "pending": client.outstanding})
 
     async def ready(self, request: Request) -> Response:
         """Status 503 while the model is loaded, while the server ends, and when the engine has died."""
         self._state.engine()
-        return JSONResponse({"status": "ready"})
+        return JsonReply({"status": "ready"})

@@ -1,6 +1,7 @@
 """The process of a server: binds, loads the model, serves, and ends in order."""
 
 import asyncio
+import gc
 import os
 import socket
 import sys
@@ -24,6 +25,7 @@ from twostep.openai_api.errors import ApiError
 from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
 from twostep.server.connections import LOOK_S, Connection
+from twostep.server.listening import Listeners, listen
 from twostep.server.state import ServerState
 from twostep.server.supervisor import Supervisor
 from twostep.server.systemd import SystemdNotifier
@@ -38,12 +40,12 @@ KEEP_ALIVE_S = 75
 ONE_SIGNAL_S = 0.5
 """Signals so close are one: whoever signals a whole group of processes, as `timeout` does `make`, reaches us twice."""
 
-Announce = Callable[[ServerConfig, Ready], None]
-"""Called when requests are taken on, with the port and the name that are in use."""
+SWITCH_S = 0.0005
+"""A thread that runs Python, such as one that reads a body, gives way to the event loop after so long. With Python's
+default of 5 ms the tokens of small models would be visibly late."""
 
-
-class AddressError(TwostepError):
-    """The address cannot be listened on."""
+Announce = Callable[[ServerConfig, Ready, Listeners], None]
+"""Called when requests are taken on, with the port and the names that are in use."""
 
 
 def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announce: Announce) -> None:
@@ -53,42 +55,29 @@ def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announc
     Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model, and
     `EngineDiedError` if the engine keeps dying. While it lasts, writing to standard output and error never waits.
     """
-    name = config.served_model_name or path.name.removesuffix(".gguf")
+    names = config.served_model_names or (path.name.removesuffix(".gguf"),)
     model = open_model(path)
-    with listen(config) as listener, background_output() as dropped_lines:
-        config = replace(config, port=listener.getsockname()[1], served_model_name=name)
-        state = ServerState(config, model, (name,), dropped_lines=dropped_lines)
-        asyncio.run(_serve(state, engine_config, listener, announce))
+    with listen(config) as listeners, background_output() as dropped_lines:
+        config = replace(config, port=listeners.port, served_model_names=names)
+        state = ServerState(config, model, names, loopback=listeners.loopback, dropped_lines=dropped_lines)
+        asyncio.run(_serve(state, engine_config, listeners, announce))
 
 
-def listen(config: ServerConfig) -> socket.socket:
-    """Raises `AddressError`."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        made = socket.create_server((config.host, config.port), family=family, backlog=1024)
-        # Connections inherit it. asyncio sets it only where the protocol is named, which it is not here: a token would
-        # wait for the client's acknowledgement of the one before, up to 40 ms.
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # the address is named already
-        raise AddressError(f"cannot listen on {config.host}, port {config.port}: {reason}") from None
-
-
-async def _serve(state: ServerState, engine_config: EngineConfig, listener: socket.socket, announce: Announce) -> None:
-    """Serves what connects to `listener` until `state.draining` is set and requests have finished.
+async def _serve(state: ServerState, engine_config: EngineConfig, listeners: Listeners, announce: Announce) -> None:
+    """Serves what connects to `listeners` until `state.draining` is set and requests have finished.
 
     Raises `TwostepError` if the model cannot be loaded, or the engine died and is not started again.
     """
     take_short_turns()
+    sys.setswitchinterval(SWITCH_S)
     notifier = SystemdNotifier.of(os.environ)
     front = Front(state)
     state.supervisor = supervisor = Supervisor(state, partial(_start_engine, state, engine_config))
-    serving = asyncio.create_task(front.serve(sockets=[listener]))
+    serving = asyncio.create_task(front.serve(sockets=listeners.sockets))
     watching: list[asyncio.Task[None]] = []
 
     def on_ready(ready: Ready) -> None:
-        announce(state.config, ready)
+        announce(state.config, ready, listeners)
         watching.append(asyncio.create_task(notifier.watch(state)))
 
     supervising = asyncio.create_task(supervisor.run(on_ready))
@@ -113,6 +102,8 @@ async def _start_engine(state: ServerState, config: EngineConfig, restart: int) 
         return await EngineClient.start(state.model.path, _without_recording(state, config, restart))
     starting = EngineClient.start(state.model.path, config)
     started, _ = await asyncio.gather(starting, asyncio.to_thread(_prepare, state))
+    gc.collect()
+    gc.freeze()  # a full collection would walk through the vocabulary, while tokens wait
     return started
 
 

@@ -23,6 +23,7 @@ from twostep.server.places import Places
 from twostep.server.pulse import Pulse
 from twostep.server.refusals_log import RefusalsLog
 from twostep.server.requests_log import RequestsLog
+from twostep.server.slices import Slices
 from twostep.server.supervisor import Supervisor
 from twostep.server.traffic import TrafficRecorder
 
@@ -40,9 +41,12 @@ class ServerState:
     model: LoadedModel
     names: tuple[str, ...]
     """What requests may call the model."""
+    loopback: bool = True
+    """Only this machine reaches the server."""
     metrics: Metrics = field(default_factory=Metrics)
     ledger: Ledger = field(init=False)
     traffic: TrafficRecorder | None = field(init=False)
+    requests_log: RequestsLog | None = field(init=False)
     refusals: RefusalsLog | None = field(init=False)
     bodies: Bodies = field(init=False)
     client: EngineClient | None = None
@@ -60,6 +64,8 @@ class ServerState:
     flights: Flights = field(default_factory=Flights)
     pulse: Pulse = field(default_factory=Pulse)
     forms: FormCheck = field(default_factory=FormCheck)
+    slices: Slices = field(default_factory=Slices)
+    """For replies that can be large."""
     started_s: int = field(default_factory=lambda: int(time()))
     """Wall clock."""
     _lines: LogLines = field(init=False)
@@ -70,7 +76,8 @@ class ServerState:
         log = self.config.log
         self._lines = LogLines(sys.stderr, as_json=log == "json")
         lines = None if log == "off" else self._lines
-        logs = [] if lines is None else [RequestsLog(lines).write]
+        self.requests_log = None if lines is None else RequestsLog(lines)
+        logs = [] if self.requests_log is None else [self.requests_log.write]
         self.refusals = None if lines is None else RefusalsLog(lines)
         file = self.config.record_workload
         self.traffic = None if file is None else TrafficRecorder(Path(file), self.names[0])
@@ -90,6 +97,8 @@ class ServerState:
     def close(self) -> None:
         """Nothing is served any more."""
         self.bodies.close()
+        if self.requests_log is not None:
+            self.requests_log.close()
         if self.traffic is not None:
             self.traffic.close()
         if self.refusals is not None:
