@@ -65,7 +65,7 @@ async def crowd(url: str) -> Counter[str]:
     rng, ends, left = random.Random(7), Counter[str](), iter(range(REQUESTS))
 
     async def client() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=600) as http:
             for number in left:
                 kind = rng.choices([ask, ask_badly, ask_and_go], [6, 2, 4])[0]
                 ends[await kind(http, random.Random(number))] += 1
