@@ -60,22 +60,27 @@ class ChatTemplate:
         request = _to_json({**self._variables, **extra, **fixed})
         self._owner.check()  # not to wait for a lock that another thread of the parent held at the fork
         with self._lock:
-            if self._closed:
-                raise TwostepError("this chat template is closed; its model has to be opened again")
             reply = self._ask(request)
             if reply.get("by_others"):
                 reply = self._ask(request)
         return self._text(reply)
 
     def close(self) -> None:
-        """Ends the process. The template can no longer be used."""
+        """Ends the process; who waits for a rendering gets a `TwostepError`. The template can no longer be used."""
         self._closed = True
-        self._worker.close()
+        if self._owner.here:
+            self._worker.kill()  # first, so that nobody holds the lock for long
+            with self._lock:
+                self._worker.close()
+        else:
+            self._worker.close()
 
     def _ask(self, request: str) -> dict[str, Any]:
         """A process that ended is replaced."""
-        reply = self._worker.ask(request)
+        reply = {"death": ""} if self._closed else self._worker.ask(request)
         if "death" in reply:
+            if self._closed:
+                raise TwostepError("this chat template is closed; its model has to be opened again")
             self._worker = _Worker(self.source)
         return reply
 
@@ -111,6 +116,10 @@ class _Worker:
             keep_from_forks(pipe)
         self.close = weakref.finalize(self, _end, self._process, Owner("this process"))
         self._send(json.dumps({"source": source, **LIMITS}))
+
+    def kill(self) -> None:
+        """It ends soon, and whoever waits for its answer is told so."""
+        self._process.kill()
 
     def ask(self, request: str) -> dict[str, Any]:
         self._send(request)
