@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 
 import pytest
 from support.gguf_writer import write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
-from twostep.errors import InvalidParameterError, ModelFileError
+from twostep.errors import InvalidParameterError, ModelFileError, TwostepError
 from twostep.model import template as template_module
 from twostep.model.gguf import read_gguf
 from twostep.model.loaded import open_model
@@ -229,3 +230,18 @@ def test_qwen_renders_tools(model_path: Callable[[str], Path]) -> None:
     assert '{"type": "function", "function": {"name": "now", "description": "Time & date", "parameters": {}}}' in text
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     template.close()
+
+
+def test_close_ends_a_rendering_in_another_thread_and_its_process() -> None:
+    template = ChatTemplate("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it")
+    process = template._worker._process
+    with ThreadPoolExecutor(1) as pool:
+        rendering = pool.submit(template.render, [])
+        while not template._lock.locked():
+            sleep(0.001)
+        template.close()
+        with pytest.raises(TwostepError, match="this chat template is closed"):
+            rendering.result(30)
+    assert process.returncode is not None
+    with pytest.raises(TwostepError, match="this chat template is closed"):
+        template.render([])

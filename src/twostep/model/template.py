@@ -81,8 +81,6 @@ class ChatTemplate:
         request = _to_json({**(variables or {}), **fixed})
         self._owner.check()  # not to wait for a lock that another thread of the parent held at the fork
         with self._lock:
-            if self._closed:
-                raise TwostepError("this chat template is closed; its model has to be opened again")
             reply = self._ask(request)
             if reply.get("by_others"):
                 reply = self._ask(request)
@@ -92,14 +90,21 @@ class ChatTemplate:
         return RenderedPrompt(reply["text"], [(start, stop) for start, stop in reply["given"]])
 
     def close(self) -> None:
-        """Ends the process. The template can no longer be used."""
+        """Ends the process; who waits for a rendering gets a `TwostepError`. The template can no longer be used."""
         self._closed = True
-        self._worker.close()
+        if self._owner.here:
+            self._worker.kill()  # first, so that nobody holds the lock for long
+            with self._lock:
+                self._worker.close()
+        else:
+            self._worker.close()
 
     def _ask(self, request: str) -> dict[str, Any]:
         """A process that ended is replaced."""
-        reply = self._worker.ask(request)
+        reply = {"death": ""} if self._closed else self._worker.ask(request)
         if "death" in reply:
+            if self._closed:
+                raise TwostepError("this chat template is closed; its model has to be opened again")
             self._worker = self._new_worker()
         return reply
 
@@ -149,6 +154,10 @@ class _Worker:
             keep_from_forks(end)
         self.close = weakref.finalize(self, _end, self._process, Owner("this process"))
         self._send(json.dumps(settings))
+
+    def kill(self) -> None:
+        """It ends soon, and whoever waits for its answer is told so."""
+        self._process.kill()
 
     def ask(self, request: str) -> dict[str, Any]:
         self._send(request)
