@@ -46,7 +46,7 @@ WHOLE = Timeline(
     preemptions=(Preemption(221 * MS, 358, Reason(Why.OUT_OF_BLOCKS, (3,)),
                             (Held(Reason(Why.AFTER_PREEMPTION), 20 * MS, 1),)),),
     finish_ns=520 * MS,
-    held=(Held(Reason(Why.NO_SEAT, (4,)), 30 * MS, 3), Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 15 * MS, 1)),
+    held=(Held(Reason(Why.NO_SLOT, (4,)), 30 * MS, 3), Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 15 * MS, 1)),
     decodes=(DecodeTime(160 * MS, 220 * MS, 2, 1, 55 * MS, tokens=12, alone_ns=20 * MS, prefill_ns=25 * MS),),
 )  # fmt: skip
 

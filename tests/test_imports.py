@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"spec", "errors"},
     "kernels": {"model", "spec", "errors"},
     "perf": {"core", "spec", "errors"},
-    "settings": {"core", "perf"},
+    "settings": {"core"},
     "recording": {"core", "settings", "errors"},
     "engine": {
         "core", "spec", "model", "kernels", "perf", "settings", "recording", "store", "terminal", "metrics", "turns",

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recorded_run import ABOUT, TOKENS, Host, Workload, record, replays
 
-from twostep.core.hashing import HASH_BYTES
+from twostep.core.blocks import HASH_BYTES
+from twostep.core.cost import StepShape
 from twostep.core.loop import Abort, Command, EngineLoop
-from twostep.core.plan import Admission, Chunk, Held, Outcome, Plan, Preemption, StepResult
+from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption, SliceOutcome, StepResult
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
 from twostep.core.scheduler import Scheduler
-from twostep.core.step_time import StepShape
 from twostep.errors import RecordingError
 from twostep.recording.codec import (
     decode_command,
@@ -52,7 +52,7 @@ def reasons(draw: st.DrawFn) -> Reason:
 
 requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some, counts)
 aborts = st.builds(Abort, st.text(), st.none() | counts)
-outcomes = st.builds(Outcome, some, st.none() | st.sampled_from(FinishReason), counts)
+outcomes = st.builds(SliceOutcome, some, st.none() | st.sampled_from(FinishReason), counts)
 results = st.builds(
     StepResult, counts, st.dictionaries(some, outcomes), st.dictionaries(some, hashes), failed=st.booleans()
 )
@@ -66,8 +66,8 @@ plans = st.builds(
     st.lists(st.builds(Preemption, some, counts, reasons())).map(tuple),
     st.lists(st.builds(Admission, some, counts, counts, counts)).map(tuple),
     st.lists(chunks).map(tuple),
-    st.lists(st.builds(Held, some, reasons())).map(tuple),
-    st.builds(StepShape, counts, counts, counts, counts),
+    st.lists(st.builds(NotAdmitted, some, reasons())).map(tuple),
+    st.builds(StepShape, *[counts] * 7),
     st.none() | counts,
 )
 
@@ -107,7 +107,7 @@ class TestFormat:
 
     def test_a_plan_in_words(self) -> None:
         chunk = Chunk(9, 32, 48, False, Reason(Why.TOKEN_BUDGET, (64,)))
-        held = Held(10, Reason(Why.NO_SEAT, (8,)))
+        held = NotAdmitted(10, Reason(Why.NO_SLOT, (8,)))
         plan = Plan(
             7, 0, 3, admissions=(Admission(9, 2, 0, 90),), chunks=(chunk,), held=(held,), predicted_ns=38_900_000
         )
@@ -300,8 +300,8 @@ class Interrupted(Host):
     def catch_up(self) -> None:
         self._maybe()
 
-    def hear(self) -> Iterable[Command]:
-        yield from super().hear()
+    def receive(self) -> Iterable[Command]:
+        yield from super().receive()
         self._maybe()
 
     def _maybe(self) -> None:

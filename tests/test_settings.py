@@ -12,14 +12,14 @@ from twostep.core.policies import (
     by_priority,
     fcfs,
 )
-from twostep.perf.linear import LinearStepTime
+from twostep.perf.linear import LinearCostModel
 from twostep.settings import GATHER_NS, Settings
 
 
 def test_the_defaults_cut_by_time_and_do_not_preempt_by_priority() -> None:
     config = Settings(blocks=(100,)).config()
     assert isinstance(config.chunking, TimeBudget)
-    assert isinstance(config.chunking.model, LinearStepTime)
+    assert isinstance(config.chunking.model, LinearCostModel)
     assert config.chunking.budget_ns == 50_000_000
     assert (config.batching, config.order, config.priority_preempts) == (Continuous(), by_priority, False)
 

@@ -1,4 +1,4 @@
-"""What the loop knows of the world: the clock, who asks, and whom to tell."""
+"""The engine's clock, inbox and observer of the loop."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ class Submission:
 
 
 class EngineSurroundings:
-    """Implements `core.loop.Surroundings` in one process. The inbox may be filled from other threads."""
+    """Implements `Clock`, `Inbox` and `Observer` of `core.loop` in one process. Other threads may fill the inbox."""
 
     def __init__(self, executor: KernelExecutor, collector: Collector) -> None:
         self.collector = collector
@@ -44,12 +44,17 @@ class EngineSurroundings:
         """Puts a command into the inbox."""
         self._inbox.append(command)
 
+    @property
+    def has_input(self) -> bool:
+        """Whether there are commands that the loop has not received yet."""
+        return bool(self._inbox)
+
     # --- for the loop ---------------------------------------------------------------------------------------------
 
     def now(self) -> int:
         return monotonic_ns()
 
-    def hear(self) -> Iterable[Command]:
+    def receive(self) -> Iterable[Command]:
         while self._inbox:
             yield self._inbox.popleft()
 
