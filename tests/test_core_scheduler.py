@@ -92,7 +92,7 @@ def test_a_plan_made_while_only_decodes_run_holds_when_they_end() -> None:
         (Reason(Why.TOKEN_BUDGET, (512,)), "token budget of 512 a step"),
         (
             Reason(Why.NO_BLOCKS, (0, 7, 5, 1)),
-            "group 0 of blocks: needs 7, 5 are free, 1 of them kept for those that run",
+            "block group 0: needs 7, 5 are free, 1 of them reserved for running requests",
         ),
         (Reason(Why.SHARES_PREFIX, (3,)), "waits for sequence 3, which is computing the same prefix"),
         (Reason(Why.OUT_OF_BLOCKS, (3,)), "sequence 3 needed its blocks"),
@@ -183,16 +183,16 @@ def test_one_choice_of_several_can_be_aborted_before_they_part() -> None:
         assert [end.reason for end in reasons if end].count(FinishReason.ABORTED) == 1
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 2, 8])
+@pytest.mark.parametrize("slots", [1, 2, 8])
 @pytest.mark.parametrize("tokens", [48, 50])
-def test_choices_share_the_prompt_that_was_computed_once(tokens: int, seats: int) -> None:
-    """With seats for all they fork; else the later ones find the whole blocks and compute the rest."""
-    session = Session(config(max_num_seqs=seats))
+def test_choices_share_the_prompt_that_was_computed_once(tokens: int, slots: int) -> None:
+    """With slots for all they fork; else the later ones find the whole blocks and compute the rest."""
+    session = Session(config(max_num_seqs=slots))
     name = session.ask(text(tokens), 20, choices=4)
     session.run()
     session.check_answers()
     total = sum(chunk.tokens for step in session.steps for chunk in step.plan.chunks)
-    forked = min(seats, 4) - 1
+    forked = min(slots, 4) - 1
     assert total == tokens + (3 - forked) * (tokens - (tokens - 1) // 16 * 16)
     assert len({tuple(session.answer(name, choice)) for choice in range(4)}) == 4
 

@@ -7,7 +7,7 @@ from random import Random
 from support.checked_executor import CheckedExecutor
 
 from twostep.core.blocks import prompt_hashes, root_hash
-from twostep.core.loop import Abort, Command, EngineLoop
+from twostep.core.loop import Abort, Command, EngineLoop, StepExecutor
 from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.core.scheduler import Scheduler
@@ -124,13 +124,16 @@ class Host:
         pass
 
 
+def recorded_loop(scheduler: Scheduler, executor: StepExecutor, host: Host, recorder: Recorder) -> EngineLoop:
+    around = RecordedSurroundings(host, host, host, recorder)
+    return EngineLoop(scheduler, executor, clock=around, inbox=around, observer=around)
+
+
 def record(path: Path, workload: Workload, after_turn: Callable[[], None] = lambda: None) -> Scheduler:
     """Runs the workload to its end; some steps fail, some of them blame a sequence."""
     scheduler, executor = Scheduler(workload.settings.config(), LinearCostModel()), workload.executor
-    host = Host(workload)
     with Recorder(path, workload.settings, ABOUT) as recorder:
-        around = RecordedSurroundings(host, host, host, recorder)
-        loop = EngineLoop(scheduler, executor, clock=around, inbox=around, observer=around)
+        loop = recorded_loop(scheduler, executor, Host(workload), recorder)
         while loop.turn() or workload.commands:
             after_turn()
             executor.fail_step = workload.rng.random() < workload.step_failures
