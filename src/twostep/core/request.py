@@ -1,24 +1,4 @@
-"""Requests, and their sequences: one per choice.
-
-The stages of a sequence, and what moves it from one to another (`scheduler` carries this out):
-
-| stage | slot, blocks | leaves for | when |
-|---|---|---|---|
-| WAITING | no | PREFILL | a plan admits it |
-| FORK_WAITING | no | DECODE or PENDING | its request's first choice samples, and slots and blocks suffice: a fork |
-| | | WAITING | they do not, or the first choice ended |
-| PREFILL | yes | DECODE | a slice has caught up with all known tokens |
-| | | PENDING | so has it, and the token sampled is its last, or drafts are verified |
-| | | WAITING | preempted, or its step failed |
-| DECODE | yes | PENDING | the step under way computes its last token |
-| | | PREFILL | the executor proposes drafts to verify |
-| | | WAITING | preempted, or its step failed |
-| PENDING | yes | ENDED | the step ended: its limit is reached, or the executor says that it is finished |
-| | | DECODE | drafts were verified, and there are no new ones |
-| | | PREFILL | drafts were verified, and there are new ones |
-| | | WAITING | its step failed |
-| any | | ENDED | aborted, finished early by the executor (a stop), or blamed for a failed step |
-"""
+"""Requests, and their sequences: one per choice. docs/scheduling.md has the table of stages and their transitions."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -47,7 +27,7 @@ class Request:
 
 
 class Stage(Enum):
-    """Where a sequence is. Every live one is in exactly one of these places; transitions are in the module's table."""
+    """Where a sequence is. Every live one is in exactly one of these places; docs/scheduling.md has the transitions."""
 
     FORK_WAITING = "waits for the prefill of its request's first choice, to share its blocks"
     WAITING = "waits for a slot and blocks"

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from types import TracebackType
 from typing import Any, Self
 
@@ -210,6 +211,7 @@ class LLM:
             with self._undisturbed:  # apart, so that who comes while a step ends need not wait for the next one
                 events = self._engine.begin()
             yield from events
+            sleep(self._engine.idle_s() or 0)  # a static batch that is not full waits for others
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams, priority: int) -> Iterator[Event | None]:
         """First comes None: the request is taken on, and leaving aborts it from then on."""
