@@ -66,7 +66,7 @@ class StepShape(NamedTuple):
 
 def decode_shape(sequences: int, kv_tokens: int) -> StepShape:
     """A step in which `sequences` decode one token each and read `kv_tokens` positions of KV cache together."""
-    return StepShape(tokens=sequences, decode_kv_tokens=kv_tokens, logit_rows=sequences, decodes=sequences)
+    return StepShape(sequences, 0, 0, kv_tokens, sequences, 0, sequences)
 
 
 class Terms(NamedTuple):

@@ -13,7 +13,7 @@ docs/scheduling.md works an example by hand, and says where a new policy belongs
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter, sub
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,11 +83,12 @@ class Ledger:
 
     def grant(self, start: int, wanted: int) -> Grant:
         """How many of `wanted` tokens from `start` the token and time budgets have left, and what limits them."""
-        room, token_limit = self.tokens, Reason(Why.TOKEN_BUDGET, (self._max_tokens,))
-        if room < wanted and not self._cuts:
-            return Grant(0, token_limit)
-        grant = self._sizer.grant(self.load, start, min(wanted, room), self.decoding)
-        return Grant(grant.tokens, token_limit) if grant.tokens == room < wanted else grant
+        room = self.tokens
+        if room >= wanted:
+            return self._sizer.grant(self.load, start, wanted, self.decoding)
+        grant = self._sizer.grant(self.load, start, room, self.decoding) if self._cuts else Grant(0, WHOLE)
+        held_back = not self._cuts or grant.tokens == room
+        return Grant(grant.tokens, Reason(Why.TOKEN_BUDGET, (self._max_tokens,))) if held_back else grant
 
 
 class Share(NamedTuple):
@@ -127,10 +128,10 @@ class Decodes:
 
     decoding: int
     """Members of the decode batch that stay in it."""
-    verifying: dict[int, Chunk] = field(default_factory=dict)
+    verifying: dict[int, Chunk]
     """Slices of drafts to verify."""
-    preempted: dict[int, Preemption] = field(default_factory=dict)
-    lost_users: dict[tuple[int, int], int] = field(default_factory=dict)
+    preempted: dict[int, Preemption]
+    lost_users: dict[tuple[int, int], int]
     """Users that the preemptions take from (group, block)."""
 
 
@@ -152,6 +153,9 @@ class Planner:
     def __init__(self, scheduler: "Scheduler", now: int) -> None:
         self._s, self._config, self._now = scheduler, scheduler.config, now
         batch, config = scheduler.decode_batch, scheduler.config
+        self._has_prompts = bool(scheduler.prefill or scheduler.waiting)
+        """Whether there is more to plan than decodes."""
+        self._reserve = scheduler.reserved_blocks() if self._has_prompts else ()
         self._ledger = Ledger(
             scheduler.cache.free,
             config.max_num_seqs - scheduler.running,
@@ -164,7 +168,7 @@ class Planner:
     def plan(self) -> Plan:
         """The next step. The same state and time give the same plan."""
         decodes, rest = self._plan_decodes(), NO_REST
-        if self._s.prefill or self._s.waiting:
+        if self._has_prompts:
             rest = self._share_rest(decodes, self._least_shares(self._prompts(decodes)))
         load, shares = self._ledger.load, rest.shares.values()
         plan = Plan(
@@ -179,7 +183,7 @@ class Planner:
             shape=load,
             predicted_ns=self._s.sizer.predicted_ns(load),
         )
-        return replace(plan, next_wake_ns=self._next_wake_ns()) if plan.empty else plan
+        return plan if load.tokens or plan.preemptions else replace(plan, next_wake_ns=self._next_wake_ns())
 
     def _next_wake_ns(self) -> int | None:
         """When the batching policy opens by itself, if it does."""
@@ -195,9 +199,9 @@ class Planner:
     def _plan_decodes(self) -> Decodes:
         """Takes what decodes and drafts need; preempts the latest sequences where that is lacking, and less urgent ones
         for an urgent one if the policy allows it."""
-        decodes = Decodes(len(self._s.decode_batch))
+        decodes = Decodes(len(self._s.decode_batch), {}, {}, {})
         self._make_room_for_decodes(decodes)
-        if self._s.prefill or self._s.waiting:
+        if self._has_prompts:
             self._verify_drafts(decodes)
             self._preempt_for_urgent(decodes)
         self._ledger.decoding = decodes.decoding > 0 or bool(decodes.verifying)
@@ -356,8 +360,10 @@ class Planner:
         if share.tokens:
             self._ledger.refund_slice(share.start, share.tokens, 0)
         self._ledger.take_slice(share.start, tokens, int(whole))
-        forks = self._take_forks(share.seq) if whole else ()
-        return share._replace(tokens=tokens, reason=WHOLE if whole else more.reason, taken=taken, forks=forks)
+        forks = self._take_forks(share.seq) if whole and share.seq.siblings else ()
+        seq, start, remaining, admission, entry_blocks = share[:5]
+        reason = WHOLE if whole else more.reason
+        return Share(seq, start, remaining, admission, entry_blocks, tokens, reason, taken, forks)
 
     def _take_blocks(self, share: Share, tokens: int) -> Counts | None:
         """Takes what `share` lacks for `tokens`, and returns all that it has taken; None if that is not left.
@@ -441,7 +447,7 @@ class Planner:
         if self._ledger.slots <= 0:
             return Reason(Why.NO_SLOT, (self._config.max_num_seqs,))
         needs, free = candidate.entry_blocks, self._ledger.blocks
-        reserve = self._s.reserved_blocks() if self._ledger.load.tokens else (0,) * len(needs)
+        reserve = self._reserve if self._ledger.load.tokens else (0,) * len(needs)
         for g, (need, left, reserved) in enumerate(zip(needs, free, reserve, strict=True)):
             if need + reserved > left:
                 return Reason(Why.NO_BLOCKS, (g, need, left, reserved))

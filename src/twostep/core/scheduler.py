@@ -221,25 +221,36 @@ class Scheduler:
         self.counters.steps += 1
         self.changes += 1
         self.batch_left = plan.open - len(plan.admissions)
-        out_of_blocks = any(preemption.reason.why is Why.OUT_OF_BLOCKS for preemption in plan.preemptions)
-        self._pressure = min(MOST_PRESSURE, self._pressure + out_of_blocks)
-        for number, lost, _ in plan.preemptions:
-            self._preempt(self.live[number])
-            self.counters.preemptions += 1
-            self.counters.preempted_tokens += lost
+        if plan.preemptions:
+            self._carry_out(plan.preemptions)
         for admission in plan.admissions:
             self.cache.adopt(self.live[admission.number], admission.cached, admission.start)
-        granted = [*self._extend_decodes(), *self._admit(plan)]
+        granted = list(self._extend_decodes())
+        if plan.admissions:
+            granted += self._admit(plan)
         left, joined = self._batch_changes()
         self.decode_batch.advance()
         for seq in self.decode_batch.finishing():
             self._leave_batch(seq)
             self._await(seq, seq.known - 1)
-        changes = [change for chunk in plan.chunks for change in self._advance_chunk(chunk)]
-        granted += [change for change in changes if isinstance(change, Granted)]
-        copied = tuple(change for change in changes if isinstance(change, Copied))
+        copied: list[Copied] = []
+        for chunk in plan.chunks:
+            for change in self._advance_chunk(chunk):
+                if isinstance(change, Granted):
+                    granted.append(change)
+                else:
+                    copied.append(change)
         self._under_way = plan
-        return Step(plan, left, joined, tuple(granted), copied)
+        return Step(plan, left, joined, tuple(granted), tuple(copied))
+
+    def _carry_out(self, preemptions: tuple[Preemption, ...]) -> None:
+        """Preempts, counts, and widens the reserve if it was for lack of blocks."""
+        out_of_blocks = any(preemption.reason.why is Why.OUT_OF_BLOCKS for preemption in preemptions)
+        self._pressure = min(MOST_PRESSURE, self._pressure + out_of_blocks)
+        for number, lost, _ in preemptions:
+            self._preempt(self.live[number])
+            self.counters.preemptions += 1
+            self.counters.preempted_tokens += lost
 
     def _preempt(self, seq: Sequence) -> None:
         self._leave_slot(seq)
@@ -269,7 +280,7 @@ class Scheduler:
     def _batch_changes(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """Which sequences left the decode batch, and which joined, since the last step began."""
         left, self._left = tuple(self._left), []
-        joined, self._joined = tuple((n, self.decode_batch.computed(seq)) for n, seq in self._joined.items()), {}
+        joined, self._joined = tuple([(n, self.decode_batch.computed(seq)) for n, seq in self._joined.items()]), {}
         return left, joined
 
     def _advance_chunk(self, chunk: Chunk) -> Iterator[Granted | Copied]:

@@ -24,12 +24,14 @@ class LinearCostModel:
     def __init__(self, costs_ns: tuple[float, float, float, float] = (3e6, 1e6, 30.0, 2e5), doubt: float = 1.0) -> None:
         """`costs_ns` until measured: fixed, token, pair, row of logits. `doubt`: their standard error, relative."""
         self._costs = list(costs_ns)
+        self._known = costs_ns
+        """The same, negative ones as zero."""
         self._doubt = [[(doubt * c) ** 2 if i == j else 0.0 for j in range(4)] for i, c in enumerate(costs_ns)]
         self._covariance = self._doubt
         self._error = 0.1
 
     def estimate(self, shape: StepShape) -> Cost:
-        fixed, token, pair, row = (cost if cost > 0.0 else 0.0 for cost in self._costs)
+        fixed, token, pair, row = self._known
         tokens, prefill_pairs, _, decode_kv_tokens, logit_rows, _, _ = shape
         linear, logits = token * tokens, row * logit_rows
         expected = fsum((fixed, linear, pair * (prefill_pairs + decode_kv_tokens), logits))
@@ -51,6 +53,8 @@ class LinearCostModel:
         total = 0.01 + fsum(x * s for x, s in zip(row, spread, strict=True))
         gain = [s / total for s in spread]
         self._costs = [c + g * error for c, g in zip(self._costs, gain, strict=True)]
+        fixed, token, pair, row = [cost if cost > 0.0 else 0.0 for cost in self._costs]
+        self._known = fixed, token, pair, row
         learnt = [
             [p - g * s for p, s in zip(line, spread, strict=True)]
             for line, g in zip(self._covariance, gain, strict=True)
