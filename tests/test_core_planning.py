@@ -14,7 +14,7 @@ from twostep.core.policies import Static, TokenBudget, Unchunked
 from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import Request
 from twostep.core.scheduler import Scheduler
-from twostep.recording.words import plan_words
+from twostep.recording.plan_words import plan_words
 
 DOCS = Path(__file__).parent.parent / "docs" / "scheduling.md"
 
@@ -43,7 +43,7 @@ def test_a_refund_undoes_what_was_taken(taken: list[tuple[int, int, int]]) -> No
         left.take((first, second), slots)
     for first, second, slots in taken:
         left.refund((first, second), slots)
-    assert (left.blocks, left.slots) == ((100, 100), 10)
+    assert (left.blocks, left.slots) == ([100, 100], 10)
 
 
 def test_slices_use_up_tokens_and_give_them_back() -> None:

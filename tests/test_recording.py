@@ -32,8 +32,8 @@ from twostep.recording.codec import (
     encode_result,
     to_bytes,
 )
+from twostep.recording.plan_words import plan_words
 from twostep.recording.reader import Recording
-from twostep.recording.words import plan_words
 from twostep.recording.writer import Recorder
 from twostep.settings import Settings
 

@@ -1,4 +1,4 @@
-"""KV blocks: their names by content, and the pool that counts who uses each.
+"""KV blocks: their names by content, and the pool that counts their users.
 
 Names are chained hashes, so that equal names mean equal prefixes: a block's hash covers its own tokens and its parent's
 hash, hence every position from 0 on; the root covers what else decides the KV: model, KV format, and a salt that keeps

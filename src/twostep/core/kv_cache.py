@@ -170,7 +170,7 @@ class KvCache:
         return tuple(taken)
 
     def _reserved(self, group: BlockGroup, start: int, tokens: int) -> int:
-        """Blocks for a sequence of `tokens` that goes on at `start`: all, or with a window only what it has at most at
+        """Blocks for a sequence of `tokens` that continues at `start`: all, or with a window only its most at
         one time, from the first block that it sees."""
         blocks = blocks_for(tokens)
         if group.window is None:

@@ -63,7 +63,7 @@ class Inbox(Protocol):
 
 
 class Observer(Protocol):
-    """Who is told what happens. Each call returns soon: the executor may be idle meanwhile."""
+    """Learns what happens. Each call returns soon: the executor may be idle meanwhile."""
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
         """A request is queued; its choices have these sequence numbers."""
@@ -110,7 +110,7 @@ class EngineLoop:
         return began
 
     def begin(self) -> bool:
-        """Hands the next step to the executor, or goes on with the one under way; False if there is none.
+        """Hands the next step to the executor, or continues with the one under way; False if there is none.
 
         While that runs, the observer catches up on the step before and the next plan is made.
         """

@@ -46,7 +46,7 @@ class Ledger:
         self, blocks: Counts, slots: int, max_tokens: int, sizer: ChunkSizer, load: StepShape, *, cuts: bool
     ) -> None:
         """`max_tokens`: of the step, whatever the policy. `cuts`: whether a slice may be shorter than wanted."""
-        self.blocks = blocks
+        self.blocks = list(blocks)
         self.slots = slots
         self.load = load
         """The slices decided so far."""
@@ -56,16 +56,21 @@ class Ledger:
 
     def fits(self, blocks: Counts, slots: int = 0) -> bool:
         """Whether so many blocks of each group, and so many slots, are left."""
-        return slots <= self.slots and all(need <= free for need, free in zip(blocks, self.blocks, strict=True))
+        for need, free in zip(blocks, self.blocks, strict=True):
+            if need > free:
+                return False
+        return slots <= self.slots
 
     def take(self, blocks: Counts, slots: int = 0) -> None:
         """Uses up what `fits`."""
-        self.blocks = tuple(map(sub, self.blocks, blocks))
+        for group, need in enumerate(blocks):
+            self.blocks[group] -= need
         self.slots -= slots
 
     def refund(self, blocks: Counts, slots: int = 0) -> None:
         """Returns what a preempted sequence held."""
-        self.blocks = tuple(free + freed for free, freed in zip(self.blocks, blocks, strict=True))
+        for group, freed in enumerate(blocks):
+            self.blocks[group] += freed
         self.slots += slots
 
     def take_slice(self, start: int, count: int, logit_rows: int) -> None:
@@ -112,6 +117,7 @@ class Share(NamedTuple):
 
     @property
     def left(self) -> int:
+        """Tokens that it lacks."""
         return self.remaining - self.tokens
 
     def chunk(self) -> Chunk:
@@ -124,7 +130,7 @@ Shares = Mapping[int, Share]
 
 @dataclass(slots=True)
 class Decodes:
-    """Phase 1: who decodes, and who is preempted for it. Complete when the phase returns it; only read afterwards."""
+    """Phase 1: the decodes, and the preemptions they need. Complete when the phase returns it; only read afterwards."""
 
     decoding: int
     """Members of the decode batch that stay in it."""
@@ -136,7 +142,7 @@ class Decodes:
 
 
 class Rest(NamedTuple):
-    """Phase 3: all shares, and the waiting sequences that were considered in vain."""
+    """Phase 3: all shares, and the waiting sequences that were considered but not admitted."""
 
     shares: Shares
     not_admitted: tuple[NotAdmitted, ...]
@@ -155,7 +161,7 @@ class Planner:
         batch, config = scheduler.decode_batch, scheduler.config
         self._has_prompts = bool(scheduler.prefill or scheduler.waiting)
         """Whether there is more to plan than decodes."""
-        self._reserve = scheduler.reserved_blocks() if self._has_prompts else ()
+        self._reserve = scheduler.reserved_blocks() if scheduler.waiting else ()
         self._ledger = Ledger(
             scheduler.cache.free,
             config.max_num_seqs - scheduler.running,
@@ -222,7 +228,7 @@ class Planner:
     def _verify_drafts(self, decodes: Decodes) -> None:
         """Drafted tokens are decodes too: they go in one slice with the token before them, as many as the token budget
         holds beside the least shares of prompts."""
-        verifying = sorted((seq for seq in self._s.prefill.values() if seq.drafts), key=_rank)
+        verifying = sorted([seq for seq in self._s.prefill.values() if seq.drafts], key=_rank)
         shares = self._config.chunking.least_tokens * MOST_IN_PREFILL
         room = self._ledger.tokens - shares - len(verifying)
         for seq in verifying:
@@ -309,17 +315,17 @@ class Planner:
     def _share_rest(self, decodes: Decodes, given: Shares) -> Rest:
         """Gives what is left to the prompt with the shortest rest, again and again, until the budget is used up.
 
-        One candidate for admission competes at a time. It gets a first share before, so that a newcomer beside longer
-        prompts soon has its turn.
+        One candidate for admission competes at a time. It gets a first share before the others, so that it
+        soon has its turn beside longer prompts.
         """
         shares, open_ = dict(given), self._may_admit()
         queue = Queue(self._s.waiting, open_, preempted=bool(decodes.preempted))
-        unserved = [number for number, share in shares.items() if share.left]
+        unserved = {number: share for number, share in shares.items() if share.left}
         candidate, not_admitted = self._next_candidate(queue, shares)
         if candidate and (first := self._first_share(candidate, shares)):
             candidate = shares[candidate.seq.number] = first
         while unserved or candidate:
-            competing = [shares[number] for number in unserved]
+            competing = unserved.values()
             share = min((*competing, candidate) if candidate else competing, key=_nearest)
             number, grant = share.seq.number, self._ledger.grant(share.start + share.tokens, share.left)
             if wider := self._widened(share, grant):
@@ -332,7 +338,7 @@ class Planner:
                 candidate, passed_over = self._next_candidate(queue, shares)
                 not_admitted += passed_over
             else:
-                unserved.remove(number)
+                del unserved[number]
         return Rest(shares, tuple(not_admitted), open_)
 
     def _first_share(self, candidate: Share, shares: Shares) -> Share | None:
@@ -361,7 +367,7 @@ class Planner:
             self._ledger.refund_slice(share.start, share.tokens, 0)
         self._ledger.take_slice(share.start, tokens, int(whole))
         forks = self._take_forks(share.seq) if whole and share.seq.siblings else ()
-        seq, start, remaining, admission, entry_blocks = share[:5]
+        seq, start, remaining, admission, entry_blocks, *_ = share
         reason = WHOLE if whole else more.reason
         return Share(seq, start, remaining, admission, entry_blocks, tokens, reason, taken, forks)
 

@@ -72,7 +72,7 @@ def fcfs(seq: Sequence) -> tuple[int, ...]:
 
 
 def by_priority(seq: Sequence) -> tuple[int, ...]:
-    """The most urgent first, among equals who came first."""
+    """The most urgent first, among equals the first arrival."""
     return seq.rank
 
 

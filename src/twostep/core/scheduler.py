@@ -204,13 +204,13 @@ class Scheduler:
                 raise NeverFitsError(f"{sum_} need {needed} KV blocks; the whole cache has {group.blocks}")
 
     def abort(self, request_id: str, choice: int | None = None) -> tuple[Finished, ...]:
-        """Ends a request, or one choice of it. What it has computed in whole blocks stays findable.
+        """Ends a request, or one choice of it. The whole blocks that it has computed stay in the prefix cache.
 
         May be called while a step is under way: what that computes of it is dropped. Unknown ids are ignored.
         """
         sequences = [self.live[n] for n in self._numbers.get(request_id, ())]
         asked = [seq for seq in sequences if choice in (None, seq.choice)]
-        return tuple(self._end(seq, FinishReason.ABORTED, in_vain=self._under_way is not None) for seq in asked)
+        return tuple(self._end(seq, FinishReason.ABORTED, drop=self._under_way is not None) for seq in asked)
 
     # --- a step begins --------------------------------------------------------------------------------------------
 
@@ -403,7 +403,7 @@ class Scheduler:
     def _undo(self, plan: Plan, result: StepResult) -> Resolved:
         """A failed step returned nothing: sequences that caused it end, others start again from the prefix cache."""
         blamed = [n for n, outcome in result.outcomes.items() if outcome.finished is FinishReason.FAILED]
-        finished = tuple(self._end(self.live[n], FinishReason.FAILED, in_vain=True) for n in blamed if n in self.live)
+        finished = tuple(self._end(self.live[n], FinishReason.FAILED, drop=True) for n in blamed if n in self.live)
         preempted = []
         chunked = (self.live[chunk.number] for chunk in plan.chunks if chunk.number in self.live)
         for seq in dict.fromkeys((*self.decode_batch.members, *self.pending.values(), *chunked)):
@@ -414,9 +414,9 @@ class Scheduler:
         self.changes += 1
         return Resolved(finished, tuple(preempted))
 
-    def _end(self, seq: Sequence, reason: FinishReason, *, in_vain: bool = False) -> Finished:
-        """Removes it from wherever it is; its blocks are free at once. `in_vain`: what the step samples is dropped."""
-        dropped = in_vain and seq.stage is Stage.DECODE
+    def _end(self, seq: Sequence, reason: FinishReason, *, drop: bool = False) -> Finished:
+        """Removes it from wherever it is; its blocks are free at once. `drop`: what the step samples is dropped."""
+        dropped = drop and seq.stage is Stage.DECODE
         numbers = self._numbers[seq.request.id]
         if seq.stage is Stage.WAITING:
             self.waiting.remove(seq)

@@ -53,8 +53,8 @@ class LinearCostModel:
         total = 0.01 + fsum(x * s for x, s in zip(row, spread, strict=True))
         gain = [s / total for s in spread]
         self._costs = [c + g * error for c, g in zip(self._costs, gain, strict=True)]
-        fixed, token, pair, row = [cost if cost > 0.0 else 0.0 for cost in self._costs]
-        self._known = fixed, token, pair, row
+        fixed, token, pair, logits = [cost if cost > 0.0 else 0.0 for cost in self._costs]
+        self._known = fixed, token, pair, logits
         learnt = [
             [p - g * s for p, s in zip(line, spread, strict=True)]
             for line, g in zip(self._covariance, gain, strict=True)

@@ -103,7 +103,7 @@ class SimulatedClient:
         """One per choice, in the order in which they were queued; one for a refused request."""
 
     def submit(self, arrival: Arrival) -> None:
-        """Puts its command into the inbox: its time has come."""
+        """Puts its command into the inbox."""
         self._inbox.append(arrival)
 
     def receive(self) -> Iterable[Command]:

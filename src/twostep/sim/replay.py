@@ -1,4 +1,4 @@
-"""Repeats a recorded run: the same loop is told the same, and has to decide the same, byte for byte."""
+"""Repeats a recorded run: the same loop gets the same input, and has to make the same plans, byte for byte."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,8 +12,8 @@ from twostep.core.scheduler import Counters, Scheduler
 from twostep.errors import RecordingError
 from twostep.perf.linear import LinearCostModel
 from twostep.recording.codec import encode_plan, to_bytes
+from twostep.recording.plan_words import item_words, plan_words
 from twostep.recording.reader import Recording, Turn
-from twostep.recording.words import item_words, plan_words
 
 
 @dataclass(frozen=True)
