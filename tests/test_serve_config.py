@@ -220,8 +220,8 @@ def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
         ),
         (
             {"max_num_seqs": "600"},
-            "max_num_batched_tokens is 512; it has to be at least 856: 600 for decodes (max_num_seqs), 256 for prompts in "
-            "prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by preset chat)",
+            "max_num_batched_tokens is 512; it has to be at least 856: 600 for decodes (max_num_seqs), 256 for prompts "
+            "in prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by preset chat)",
         ),
         (
             {"chunking": "tokens=4096", "max_num_batched_tokens": "1024"},
