@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"spec", "processes", "errors"},
     "kernels": {"model", "spec", "processes", "errors"},
     "perf": {"core", "spec", "errors"},
-    "settings": {"core", "perf"},
+    "settings": {"core"},
     "recording": {"core", "settings", "background", "input_file", "errors"},
     "engine": {
         "core",

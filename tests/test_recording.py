@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.recorded_run import ABOUT, TOKENS, Host, Workload, record, replays
+from support.recorded_run import ABOUT, TOKENS, Host, Workload, record, recorded_loop, replays
 
 from twostep.background import BackgroundWriter
-from twostep.core.hashing import HASH_BYTES
-from twostep.core.loop import Abort, Command, EngineLoop
-from twostep.core.plan import Admission, Chunk, Held, Outcome, Plan, Preemption, StepResult
+from twostep.core.blocks import HASH_BYTES
+from twostep.core.cost import StepShape
+from twostep.core.loop import Abort, Command
+from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption, SliceOutcome, StepResult
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
 from twostep.core.scheduler import Scheduler
-from twostep.core.step_time import StepShape
 from twostep.errors import RecordingError
+from twostep.perf.linear import LinearCostModel
 from twostep.recording.codec import (
     decode_command,
     decode_plan,
@@ -34,9 +35,9 @@ from twostep.recording.codec import (
     encode_result,
     to_bytes,
 )
+from twostep.recording.plan_words import plan_words
 from twostep.recording.reader import Recording
-from twostep.recording.words import plan_words
-from twostep.recording.writer import RecordedSurroundings, Recorder
+from twostep.recording.writer import Recorder
 from twostep.settings import Settings
 
 SETTINGS = Settings(blocks=(40, 20), windows=(None, 64), chunking="tokens=100")
@@ -55,7 +56,7 @@ def reasons(draw: st.DrawFn) -> Reason:
 
 requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some, counts)
 aborts = st.builds(Abort, st.text(), st.none() | counts)
-outcomes = st.builds(Outcome, some, st.none() | st.sampled_from(FinishReason), counts)
+outcomes = st.builds(SliceOutcome, some, st.none() | st.sampled_from(FinishReason), counts)
 results = st.builds(
     StepResult, counts, st.dictionaries(some, outcomes), st.dictionaries(some, hashes), failed=st.booleans()
 )
@@ -69,8 +70,8 @@ plans = st.builds(
     st.lists(st.builds(Preemption, some, counts, reasons())).map(tuple),
     st.lists(st.builds(Admission, some, counts, counts, counts)).map(tuple),
     st.lists(chunks).map(tuple),
-    st.lists(st.builds(Held, some, reasons())).map(tuple),
-    st.builds(StepShape, counts, counts, counts, counts),
+    st.lists(st.builds(NotAdmitted, some, reasons())).map(tuple),
+    st.builds(StepShape, *[counts] * 7),
     st.none() | counts,
 )
 
@@ -110,13 +111,12 @@ class TestFormat:
 
     def test_a_plan_in_words(self) -> None:
         chunk = Chunk(9, 32, 48, False, Reason(Why.TOKEN_BUDGET, (64,)))
-        held = Held(10, Reason(Why.NO_SEAT, (8,)))
-        plan = Plan(
-            7, 0, 3, admissions=(Admission(9, 2, 0, 90),), chunks=(chunk,), held=(held,), predicted_ns=38_900_000
-        )
+        waiting = NotAdmitted(10, Reason(Why.NO_SLOT, (8,)))
+        admitted = Admission(9, 2, 0, 90)
+        plan = Plan(7, 0, 3, admissions=(admitted,), chunks=(chunk,), not_admitted=(waiting,), predicted_ns=38_900_000)
         assert plan_words(plan) == (
-            "step 7: 3 decode; 9 joins with 90 tokens, 2 blocks of them cached; "
-            "9 computes 48 from 32 (token budget of 64 a step); 10 has to wait (all 8 seats are taken); "
+            "step 7: 3 decode; 9 is admitted with 90 tokens, 2 blocks of them cached; "
+            "9 computes 48 from 32 (token budget of 64 a step); 10 has to wait (all 8 slots are taken); "
             "predicted 38.9 ms"
         )
 
@@ -199,7 +199,7 @@ def raised(recorder: Recorder, turns: int) -> list[str]:
     return errors
 
 
-STEP = [[5], [], [], [1, [], [], 0], [1, 0, 1, 0, [], [], [], [], [1, 1, 1, 1], None]]
+STEP = [[5], [], [], [1, [], [], 0], [1, 0, 1, 0, [], [], [], [], [1, 0, 0, 1, 1, 0, 1], None]]
 REQUEST = ["+", "a", 20, 4, "", 0, 1, 0]
 
 
@@ -232,7 +232,7 @@ def changed(place: list[int], value: object) -> object:
         (changed([3, 1], [[1, 0, None, 0]]), "outcome: tokens is 0, not a whole number from 1"),
         (changed([3, 3], 2), "result: failed is 2, not 0 or 1"),
         (changed([4], []), "plan is [], not a list of 10"),
-        (changed([4, 8], [1, 1]), "plan: shape is [1, 1], not a list of 4"),
+        (changed([4, 8], [1, 1]), "plan: shape is [1, 1], not a list of 7"),
         (changed([4, 6], [[1, 0, 5, 1, ["WHOLE", 3], 0, []]]), "reason WHOLE is [3], not a list of 0"),
     ],
 )
@@ -266,13 +266,13 @@ def test_another_file_is_none(tmp_path: Path, content: bytes) -> None:
 
 def header(**changes: object) -> dict[str, object]:
     settings: dict[str, object] = {**Settings(blocks=(4,)).__dict__, **changes}
-    return {"twostep recording": 1, "twostep": "0", "settings": settings, "about": {}}
+    return {"twostep recording": 2, "twostep": "0", "settings": settings, "about": {}}
 
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ({"twostep recording": 2}, "format 2; this version of Twostep reads format 1"),
+        ({"twostep recording": 1}, "format 1; this version of Twostep reads format 2"),
         (header(colour="red"), "settings: colour is unknown"),
         (header(seats=True), "settings: seats is True, not like 64"),
         (header(blocks=[0]), "settings: blocks is 0, not a whole number from 1"),
@@ -354,8 +354,8 @@ class Interrupted(Host):
     def catch_up(self) -> None:
         self._maybe()
 
-    def hear(self) -> Iterable[Command]:
-        yield from super().hear()
+    def receive(self) -> Iterable[Command]:
+        yield from super().receive()
         self._maybe()
 
     def _maybe(self) -> None:
@@ -367,9 +367,9 @@ class Interrupted(Host):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_turn_taken_up_again_is_recorded_as_if_undisturbed(tmp_path: Path, seed: int) -> None:
     workload = Workload(seed, step_failures=0)
-    scheduler, host = Scheduler(workload.settings.config()), Interrupted(workload)
+    scheduler, host = Scheduler(workload.settings.config(), LinearCostModel()), Interrupted(workload)
     with Recorder(no_file(tmp_path), workload.settings, ABOUT) as recorder:
-        loop = EngineLoop(scheduler, workload.executor, RecordedSurroundings(host, recorder))
+        loop = recorded_loop(scheduler, workload.executor, host, recorder)
         while not scheduler.idle or workload.commands:
             with suppress(KeyboardInterrupt):
                 loop.turn()
@@ -381,8 +381,8 @@ def test_turns_without_anything_leave_no_trace(tmp_path: Path) -> None:
     workload = Workload(0)
     workload.commands.clear()
     with Recorder(no_file(tmp_path), workload.settings, ABOUT) as recorder:
-        around = RecordedSurroundings(Host(workload), recorder)
-        loop = EngineLoop(Scheduler(workload.settings.config()), workload.executor, around)
+        scheduler = Scheduler(workload.settings.config(), LinearCostModel())
+        loop = recorded_loop(scheduler, workload.executor, Host(workload), recorder)
         for _ in range(5):
             assert not loop.turn()
     assert list(Recording(no_file(tmp_path)).turns()) == []

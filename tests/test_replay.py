@@ -63,7 +63,7 @@ def _note(turn: Turn, seen: Counter[str]) -> None:
         seen["arrived"] += sum(admission.arrived > 0 for admission in plan.admissions)
         seen["drafts"] += sum(chunk.drafts > 0 for chunk in plan.chunks)
         seen["forks"] += sum(len(chunk.forks) for chunk in plan.chunks)
-        seen["held"] += len(plan.held)
+        seen["held"] += len(plan.not_admitted)
         seen["failed step"] += turn.step.result.failed
         seen["predicted"] += plan.predicted_ns is not None
 

@@ -237,13 +237,13 @@ def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
         ),
         (
             {"max_num_seqs": "600", "max_num_batched_tokens": "512"},
-            "a step of 512 tokens is too narrow; it needs at least 856: 600 seats that decode, 256 for prompts in "
-            "mid-prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by --max-num-batched-tokens)",
+            "max_num_batched_tokens is 512; it has to be at least 856: 600 for decodes (max_num_seqs), 256 for prompts "
+            "in prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by --max-num-batched-tokens)",
         ),
         (
             {"max_num_batched_tokens": "100"},
-            "a step of 100 tokens is too narrow; it needs at least 257: 1 seats that decode, 256 for prompts in "
-            "mid-prefill (set: max_num_seqs by preset chat, moved by --max-num-batched-tokens, ",
+            "max_num_batched_tokens is 100; it has to be at least 257: 1 for decodes (max_num_seqs), 256 for prompts "
+            "in prefill (set: max_num_seqs by preset chat, moved by --max-num-batched-tokens, ",
         ),
         (
             {"chunking": "tokens=4096", "max_num_batched_tokens": "1024"},

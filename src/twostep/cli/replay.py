@@ -44,7 +44,7 @@ class _Watch:
     EVERY_TURNS = 256
 
     def __init__(self, plans: bool) -> None:
-        from twostep.recording.words import plan_words
+        from twostep.recording.plan_words import plan_words
         from twostep.terminal import StatusLine
 
         self._plans, self._plan_words = plans, plan_words

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from twostep.core.cost import CostModel
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.core.scheduler import Scheduler
 from twostep.engine.config import EngineConfig
@@ -97,10 +98,13 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
     )
 
 
-def scheduler(settings: Settings) -> Scheduler:
-    """Raises `InvalidParameterError` for settings that contradict each other."""
+def scheduler(settings: Settings, cost: CostModel) -> Scheduler:
+    """A scheduler that plans with `cost`, and teaches it.
+
+    Raises `InvalidParameterError` for settings that contradict each other.
+    """
     with naming_settings():
-        return Scheduler(settings.config())
+        return Scheduler(settings.config(), cost)
 
 
 @contextmanager

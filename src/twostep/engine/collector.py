@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from twostep.core.cost import CostModel
 from twostep.core.loop import Abort
 from twostep.core.plan import Admission, Finished
 from twostep.core.request import BLOCK_TOKENS, FinishReason
@@ -69,11 +70,12 @@ class _Request:
 
 
 class Collector:
-    """Follows every sequence from its number to its answer. `abort` ends a choice early: a stop string was found."""
+    """Follows every sequence from its number to its answer. `abort` ends a choice early: a stop string was found.
+    `cost`, which the scheduler teaches, divides the time of steps among the sequences that share them."""
 
-    def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None], cost: CostModel) -> None:
         self.events: list[Event] = []
-        self.times = Timekeeper()
+        self.times = Timekeeper(cost)
         self._tokenizer, self._abort = tokenizer, abort
         self._choices: dict[int, _Choice] = {}
         self._ends: list[StepEnd | tuple[Sequence[Finished], int]] = []

@@ -3,9 +3,10 @@
 import secrets
 from array import array
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from platform import machine, python_version
 
-from twostep.core.hashing import prompt_hashes, root_hash
+from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.loop import Abort, EngineLoop
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
@@ -23,6 +24,7 @@ from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
+from twostep.perf.linear import LinearCostModel
 from twostep.processes import Owner
 from twostep.recording.writer import RecordedSurroundings, Recorder
 
@@ -55,7 +57,8 @@ class Engine:
         model, config = self.model, self.config
         self.sizing = build.size(model, config, serves=serves)
         self.settings = build.settings(config, self.sizing)
-        self.scheduler = build.scheduler(self.settings)
+        self.cost = LinearCostModel()
+        self.scheduler = build.scheduler(self.settings, self.cost)
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary.rows)
@@ -69,15 +72,19 @@ class Engine:
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
         )
-        self._surroundings = EngineSurroundings(self._executor, tokenizer)
+        self._surroundings = EngineSurroundings(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()
 
     def _make_loop(self) -> EngineLoop:
-        if self.config.record is None:
-            return EngineLoop(self.scheduler, self._executor, self._surroundings)
+        around: EngineSurroundings | RecordedSurroundings = self._surroundings
+        if self.config.record is not None:
+            around = RecordedSurroundings(around, around, around, self._make_recorder(self.config.record))
+        return EngineLoop(self.scheduler, self._executor, clock=around, inbox=around, observer=around)
+
+    def _make_recorder(self, path: Path) -> Recorder:
         about = {"model": self.model.path.name, "machine": machine(), "python": python_version()}
-        self._recorder = Recorder(self.config.record, self.settings, about)
-        return EngineLoop(self.scheduler, self._executor, RecordedSurroundings(self._surroundings, self._recorder))
+        self._recorder = Recorder(path, self.settings, about)
+        return self._recorder
 
     @property
     def outstanding(self) -> int:
@@ -170,15 +177,26 @@ class Engine:
         return self.begin()
 
     def end(self) -> None:
-        """Waits for the step under way, if there is one."""
+        """Waits for the step under way, if there is one, and takes in its result."""
         self._owner.check()
-        self._loop.end()
+        self._executor.wait()
+        self._loop.poll()
 
     def begin(self) -> list[Event]:
         """Begins the next step, if there is work, and leaves it running; returns what came of those that have ended."""
         self._owner.check()
         self._loop.begin()
         return self._take()
+
+    def idle_s(self) -> float | None:
+        """How long a host may wait for input before it calls `begin` again: 0.0 while there is work, None if nothing is
+        outstanding. A static batch that is not full waits for others for a while."""
+        if not self._open:
+            return None
+        wake_ns = self._loop.next_wake_ns
+        if wake_ns is None or self._surroundings.has_input:
+            return 0.0
+        return max(0, wake_ns - self._surroundings.now()) / 1e9
 
     @property
     def first_tokens(self) -> bool:

@@ -91,8 +91,8 @@ class EngineHost:
         )
 
     def _listen(self) -> None:
-        """Takes in what has been said; waits for it only where there is nothing else to do."""
-        while self._wire.poll(0 if self._engine.outstanding or self._heard or self._asked else None):
+        """Takes in what has been said; waits for it only as long as there is nothing else to do."""
+        while self._wire.poll(0 if self._heard or self._asked else self._engine.idle_s()):
             self._heed(self._wire.recv())
 
     def _heed(self, message: ToEngine) -> None:

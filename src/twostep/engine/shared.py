@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, Lock
+from time import sleep
 
 from twostep.engine.collector import Event
 from twostep.engine.engine import Engine
@@ -17,6 +18,9 @@ from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import TwostepError
 from twostep.processes import Owner
+
+IDLE_LOOK_S = 0.005
+"""How long a thread sleeps at a time while there is nothing to compute: another one may have submitted meanwhile."""
 
 
 @dataclass(eq=False)
@@ -126,6 +130,7 @@ class SharedEngine:
 
     def _advance(self, call: Call) -> None:
         """Ends the step under way, or begins one: apart, so that others come between. Nothing if another did it."""
+        idle_s = 0.0
         with self.turn():
             if call.events or call.error or not call.open:
                 return
@@ -133,6 +138,9 @@ class SharedEngine:
                 self._engine.end()
             else:
                 self._route(self._engine.begin())
+                idle_s = self._engine.idle_s() or 0.0
+        if idle_s:  # a static batch that is not full waits for others, who may submit meanwhile
+            sleep(min(idle_s, IDLE_LOOK_S))
 
     def _route(self, events: Sequence[Event]) -> None:
         """To their calls. What an aborted request gave after its call had left is for nobody."""

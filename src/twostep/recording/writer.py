@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from twostep.background import BackgroundWriter
-from twostep.core.loop import Command, Surroundings
+from twostep.core.loop import Clock, Command, Inbox, Observer
 from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.errors import RecordingError
@@ -41,7 +41,7 @@ class Recorder:
             self._writer = BackgroundWriter(file.fileno(), BUFFER_BYTES)
 
     def turn(self, times_ns: Sequence[int], before: Sequence[Command]) -> None:
-        """One that heard something but served no step."""
+        """One that received commands but served no step."""
         self._write([self._differences(times_ns), [*map(encode_command, before)]])
 
     def step(
@@ -88,14 +88,15 @@ class Recorder:
 
 
 class RecordedSurroundings:
-    """Surroundings of a loop, passed through; the recorder gets what the loop was told and what it decided.
+    """Clock, inbox and observer of a loop, passed through; the recorder gets what the loop was told and what it
+    decided.
 
-    Turns that heard nothing and served no step leave no trace: they change nothing. A turn that an exception ended
-    early and that was taken up again is recorded as one that was not disturbed.
+    Turns that received nothing and served no step leave no trace: they change nothing. A turn that an exception ended
+    early and that was continued is recorded as one that was not interrupted.
     """
 
-    def __init__(self, around: Surroundings, recorder: Recorder) -> None:
-        self._around, self._recorder = around, recorder
+    def __init__(self, clock: Clock, inbox: Inbox, observer: Observer, recorder: Recorder) -> None:
+        self._clock, self._inbox, self._observer, self._recorder = clock, inbox, observer, recorder
         self._times_ns: list[int] = []
         self._settled = 1
         """How many of the times are past: of the loop's first plan, of commands, of the step's begin. Those after them
@@ -105,36 +106,36 @@ class RecordedSurroundings:
         self._computing = False
 
     def now(self) -> int:
-        now = self._around.now()
+        now = self._clock.now()
         self._times_ns.append(now)
         return now
 
-    def hear(self) -> Iterator[Command]:
-        """The loop hears before it decides a step, and again while that is computed."""
+    def receive(self) -> Iterator[Command]:
+        """The loop receives commands before it decides a step, and again while that is computed."""
         del self._times_ns[self._settled :]
         heard = self._during if self._computing else self._before
-        for command in self._around.hear():
+        for command in self._inbox.receive():
             heard.append(command)
             yield command
             self._settled = len(self._times_ns)
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
-        self._around.added(request, numbers, now)
+        self._observer.added(request, numbers, now)
 
     def refused(self, request: Request, why: str, now: int) -> None:
-        self._around.refused(request, why, now)
+        self._observer.refused(request, why, now)
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
-        self._around.aborted(finished, now)
+        self._observer.aborted(finished, now)
 
     def began(self, step: Step, now: int) -> None:
         self._computing = True
         self._settled = len(self._times_ns)
-        self._around.began(step, now)
+        self._observer.began(step, now)
 
     def catch_up(self) -> None:
         """Without a step being computed it is the end of a turn that served none."""
-        self._around.catch_up()
+        self._observer.catch_up()
         if self._before and not self._computing:
             try:
                 self._recorder.turn(self._times_ns, self._before)
@@ -142,7 +143,7 @@ class RecordedSurroundings:
                 self._begin_turn()
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
-        self._around.ended(step, result, resolved, now)
+        self._observer.ended(step, result, resolved, now)
         try:
             self._recorder.step(self._times_ns, self._before, self._during, result, step.plan)
         finally:

@@ -8,7 +8,7 @@ from secrets import token_bytes
 from time import monotonic_ns
 
 from twostep.background import BackgroundWriter
-from twostep.core.hashing import HASH_BYTES, prompt_hashes, root_hash
+from twostep.core.blocks import HASH_BYTES, prompt_hashes, root_hash
 from twostep.core.request import BLOCK_TOKENS
 from twostep.errors import WorkloadError
 from twostep.server.ledger import Reply
