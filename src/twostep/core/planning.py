@@ -272,7 +272,7 @@ class Planner:
         if not (self._config.priority_preempts and self._s.waiting and self._may_admit()):
             return
         first = self._candidate(next(iter(self._s.waiting)))
-        if self._shares_prefix(first, self._prompts(decodes)):
+        if self._awaits_prefix(first, self._prompts(decodes)):
             return
         while (reason := self._lacks(first, self._prompts(decodes))) and reason.why is not Why.MANY_IN_PREFILL:
             victim = self._latest(decodes)
@@ -417,7 +417,7 @@ class Planner:
         not_admitted: list[NotAdmitted] = []
         while (seq := queue.next()) is not None:
             candidate = self._candidate(seq)
-            reason = queue.closed(shares) or self._shares_prefix(candidate, shares) or self._lacks(candidate, shares)
+            reason = queue.closed(shares) or self._awaits_prefix(candidate, shares) or self._lacks(candidate, shares)
             if reason is None:
                 return candidate, not_admitted
             not_admitted.append(NotAdmitted(seq.number, reason))
@@ -434,7 +434,7 @@ class Planner:
         blocks = self._s.cache.needs_to_enter(seq.hashes, cached, admission.start, seq.known)
         return Share(seq, admission.start, seq.known - admission.start, admission, blocks)
 
-    def _shares_prefix(self, candidate: Share, shares: Shares) -> Reason | None:
+    def _awaits_prefix(self, candidate: Share, shares: Shares) -> Reason | None:
         """A prompt among `shares` is about to compute the first block that the candidate lacks."""
         hashes, lacking = candidate.seq.hashes, candidate.start // BLOCK_TOKENS
         if lacking >= min(len(hashes), (candidate.seq.known - 1) // BLOCK_TOKENS) or candidate.seq.arrived:
