@@ -4,6 +4,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Iterator
+from time import sleep
 from unittest.mock import patch
 
 import pytest
@@ -12,10 +13,13 @@ from support.engines import STORIES, Asked, engine, prompt, run, submit
 from twostep.core.cost import StepShape, decode_shape
 from twostep.core.plan import Chunk, Plan
 from twostep.core.reasons import WHOLE
+from twostep.engine import surroundings
 from twostep.engine.engine import Engine
 from twostep.engine.llm import LLM
+from twostep.engine.messages import FromEngine, Submit, ToEngine
 from twostep.engine.meter import StepMeter
 from twostep.engine.params import SamplingParams
+from twostep.engine.process import EngineHost
 from twostep.engine.worker import Worker
 from twostep.perf.linear import LinearCostModel
 
@@ -23,15 +27,16 @@ ANSWER = SamplingParams(max_tokens=3, ignore_eos=True)
 
 
 def test_an_engine_says_how_long_its_host_may_wait() -> None:
-    """None without requests, nothing while there is work, else until a static batch is not waited for any more."""
-    with engine(batching="static=2") as made:
+    """None without requests, nothing while there is work, else until a static batch has waited for 100 ms."""
+    now_ns = 7_000_000_000
+    with engine(batching="static=2") as made, patch.object(surroundings, "monotonic_ns", lambda: now_ns):
         assert made.idle_s() is None
         submit(made, Asked("a", prompt(5), ANSWER))
         assert made.idle_s() == 0.0
         made.turn()
-        idle_s = made.idle_s()
-        assert idle_s is not None
-        assert 0.0 < idle_s <= 0.1
+        assert made.idle_s() == 0.1
+        now_ns += 40_000_000
+        assert made.idle_s() == 0.06
         submit(made, Asked("b", prompt(5, 1), ANSWER))
         assert made.idle_s() == 0.0
         made.turn()
@@ -57,6 +62,36 @@ def test_a_call_sleeps_while_a_static_batch_waits_to_be_full() -> None:
     with patch.object(Engine, "begin", counted), _llm(batching="static=4") as llm:
         llm.generate([prompt(5)], ANSWER)
     assert begun < 12
+
+
+class Owner:
+    """The other end of an engine process's wire: submits one request, waits for its output, and closes."""
+
+    def __init__(self) -> None:
+        self.timeouts_s: list[float | None] = []
+        self._messages: list[ToEngine] = [Submit("a", prompt(5), ANSWER)]
+
+    def poll(self, timeout_s: float | None) -> bool:
+        self.timeouts_s.append(timeout_s)
+        if timeout_s is None and not self._messages:
+            raise EOFError
+        if not self._messages:
+            sleep(timeout_s or 0)
+        return bool(self._messages)
+
+    def recv(self) -> ToEngine:
+        return self._messages.pop()
+
+    def send(self, message: FromEngine) -> None:
+        pass
+
+
+def test_an_engine_process_sleeps_while_a_static_batch_waits_to_be_full() -> None:
+    """It listens all the time, so that a request or an abort that arrives meanwhile is taken in at once."""
+    owner = Owner()
+    with engine(batching="static=4") as made, pytest.raises(EOFError):
+        EngineHost(made, owner).run()  # type: ignore[arg-type]
+    assert len(owner.timeouts_s) < 20
 
 
 @pytest.fixture
