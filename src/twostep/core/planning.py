@@ -367,9 +367,7 @@ class Planner:
             self._ledger.refund_slice(share.start, share.tokens, 0)
         self._ledger.take_slice(share.start, tokens, int(whole))
         forks = self._take_forks(share.seq) if whole and share.seq.siblings else ()
-        seq, start, remaining, admission, entry_blocks, *_ = share
-        reason = WHOLE if whole else more.reason
-        return Share(seq, start, remaining, admission, entry_blocks, tokens, reason, taken, forks)
+        return share._replace(tokens=tokens, reason=WHOLE if whole else more.reason, taken=taken, forks=forks)
 
     def _take_blocks(self, share: Share, tokens: int) -> Counts | None:
         """Takes what `share` lacks for `tokens`, and returns all that it has taken; None if that is not left.
