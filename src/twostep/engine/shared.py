@@ -103,8 +103,8 @@ class SharedEngine:
             self._clear_up()
 
     def close(self) -> None:
-        """Frees what the engine has. Calls that are under way raise `TwostepError`. Does nothing the second time, and in
-        a forked child."""
+        """Frees what the engine has. Calls that are under way raise `TwostepError`. Does nothing the second time,
+        and in a forked child."""
         if not self._owner.here or self._closed:
             return
         self._closed = True
