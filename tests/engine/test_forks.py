@@ -211,8 +211,11 @@ def test_a_child_writes_nothing_to_its_parent_s_files(default_model_path: Path, 
         worker.stdin.write(b'"add_generation_prompt": true, "tools": null}}\\n')
         worker.stdin.flush()
         assert b"of the parent" in worker.stdout.readline()
-        assert "hello" in template.render(HELLO)
+        assert "hello" in template.render(HELLO).text
         llm.generate([5], SHORT, progress=False)
+        buffer = llm.engine._recorder._writer._buffer
+        while buffer._size:  # a thread writes the recording
+            time.sleep(0.01)
         size = os.path.getsize({str(tmp_path / "run")!r})
         assert in_child(lambda: llm.close()) == 0
         assert os.path.getsize({str(tmp_path / "run")!r}) == size
