@@ -12,7 +12,7 @@ import pytest
 from twostep.processes import Owner
 
 BEGIN = """
-import gc, multiprocessing, os, signal, sys
+import gc, multiprocessing, os, signal, sys, time
 from pathlib import Path
 from twostep import LLM, SamplingParams
 from twostep.errors import TwostepError
