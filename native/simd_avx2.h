@@ -7,7 +7,8 @@
 
 namespace twostep::TWOSTEP_ISA {
 
-constexpr int kRows = 4;       // rows of one quantised tile: 8 accumulators, 2 weights, 1 broadcast of 16 registers
+constexpr int kRows = 4;  // rows of one quantised tile: 8 accumulators, 2 weights, 1 broadcast of 16 registers
+constexpr int kTileRows = kRows, kTilePanels = 1;  // of unpacked weights: no room for a second panel
 constexpr int kFloatRows = 6;  // rows of one float tile: 12 accumulators, 2 operands, 1 broadcast
 
 struct F32 { __m256 a, b; };
@@ -235,14 +236,16 @@ struct FineDot {
     const __m256i low = _mm256_set1_epi16(255);
     return {{_mm256_and_si256(w.a, low), _mm256_and_si256(w.b, low)}, {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}};
   }
+  struct Broadcast { __m256i even, odd; };
+  static Broadcast broadcast(const int16_t* x) { return {broadcast_4(x), broadcast_4(x + 2)}; }
   I32 total;
-  void start(const Weights& w, const int16_t* x) {
-    total = {_mm256_madd_epi16(w.even.a, broadcast_4(x)), _mm256_madd_epi16(w.even.b, broadcast_4(x))};
-    add_lanes(w.odd, broadcast_4(x + 2));
+  void start(const Weights& w, const Broadcast& x) {
+    total = {_mm256_madd_epi16(w.even.a, x.even), _mm256_madd_epi16(w.even.b, x.even)};
+    add_lanes(w.odd, x.odd);
   }
-  void add(const Weights& w, const int16_t* x) {
-    add_lanes(w.even, broadcast_4(x));
-    add_lanes(w.odd, broadcast_4(x + 2));
+  void add(const Weights& w, const Broadcast& x) {
+    add_lanes(w.even, x.even);
+    add_lanes(w.odd, x.odd);
   }
   I32 sum() const { return total; }
 

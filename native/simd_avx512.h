@@ -7,7 +7,9 @@
 
 namespace twostep::TWOSTEP_ISA {
 
-constexpr int kRows = 12;       // rows of one quantised tile: 12 integer and 12 float accumulators, weights, scales
+constexpr int kRows = 12;  // rows of one tile of packed weights: 12 integer and 12 float accumulators, weights, scales
+// Of unpacked weights: as many accumulators, and a row's values are broadcast once for two panels.
+constexpr int kTileRows = 6, kTilePanels = 2;
 constexpr int kFloatRows = 12;  // rows of one float tile: enough chains for two FMAs of latency 4 a cycle
 
 struct F32 { __m512 v; };
@@ -83,41 +85,39 @@ inline __m512i broadcast_4(const Value* p) {
   return _mm512_set1_epi32(v);
 }
 
-// Dot products of one row with weights 0..kMax of 16 outputs, two steps at a time: start(), add() .., sum(). vpdpbusd sums
-// in 32 bits whatever the width.
+// Dot products of one row with weights 0..kMax of 16 outputs, a step at a time: start(), add() .., sum(). vpdpbusd sums in
+// 32 bits whatever the width.
 template <int kMax>
 struct Dot {
-  static constexpr bool kTakesZero = false, kStepwise = false;
+  static constexpr bool kTakesZero = false, kStepwise = true;
   using Value = int8_t;
   using Weights = Bytes;
+  using Broadcast = __m512i;
   static Weights prepare(Bytes w) { return w; }
+  static Broadcast broadcast(const int8_t* x) { return broadcast_4(x); }
   __m512i total;
-  void start(const Weights& w0, const Weights& w1, const int8_t* x) {
-    total = _mm512_setzero_si512();
-    add(w0, w1, x);
-  }
-  void add(const Weights& w0, const Weights& w1, const int8_t* x) {
-    total = _mm512_dpbusd_epi32(total, w0.v, broadcast_4(x));
-    total = _mm512_dpbusd_epi32(total, w1.v, broadcast_4(x + 4));
-  }
+  void start(const Weights& w, Broadcast x) { total = _mm512_dpbusd_epi32(_mm512_setzero_si512(), w.v, x); }
+  void add(const Weights& w, Broadcast x) { total = _mm512_dpbusd_epi32(total, w.v, x); }
   I32 sum() const { return {total}; }
   void pin() { asm volatile("" : "+v"(total)); }  // as if the sums were used
 };
 
-// 16-bit rows (order 0, 2, 1, 3) with weights of up to 8 bits, a step at a time: bytes widened to even and odd 16-bit lanes.
+// 16-bit rows (order 0, 2, 1, 3) with weights of up to 8 bits: bytes widened to even and odd 16-bit lanes.
 struct FineDot {
   static constexpr bool kTakesZero = false, kStepwise = true;
   using Value = int16_t;
   struct Weights { __m512i even, odd; };
+  struct Broadcast { __m512i even, odd; };
   static Weights prepare(Bytes w) { return {_mm512_and_si512(w.v, _mm512_set1_epi16(255)), _mm512_srli_epi16(w.v, 8)}; }
+  static Broadcast broadcast(const int16_t* x) { return {broadcast_4(x), broadcast_4(x + 2)}; }
   __m512i total;
-  void start(const Weights& w, const int16_t* x) {
+  void start(const Weights& w, const Broadcast& x) {
     total = _mm512_setzero_si512();
     add(w, x);
   }
-  void add(const Weights& w, const int16_t* x) {
-    total = _mm512_dpwssd_epi32(total, w.even, broadcast_4(x));
-    total = _mm512_dpwssd_epi32(total, w.odd, broadcast_4(x + 2));
+  void add(const Weights& w, const Broadcast& x) {
+    total = _mm512_dpwssd_epi32(total, w.even, x.even);
+    total = _mm512_dpwssd_epi32(total, w.odd, x.odd);
   }
   I32 sum() const { return {total}; }
 };

@@ -9,7 +9,7 @@
 
 namespace twostep::TWOSTEP_ISA {
 
-constexpr int kRows = 2;
+constexpr int kRows = 2, kTileRows = 2, kTilePanels = 1;
 constexpr int kFloatRows = 2;
 constexpr int kParts = 4;  // vectors of 16 bytes in 16 lanes
 
@@ -185,6 +185,7 @@ struct FineDot {
   using Value = int16_t;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
+  static const int16_t* broadcast(const int16_t* x) { return x; }
   I32 total;
   void start(const Weights& w, const int16_t* x) {
     total = each<I32Part>([](int) { return I32Part{}; });
