@@ -89,10 +89,10 @@ struct Kernels {
   double (*peak_f32)();
 };
 
-constexpr int kMaxQueryRows = 48;  // of a QueryTile
+constexpr int kMaxQueryRows = 96;  // of a QueryTile
 inline size_t state_floats(int head_dim) { return size_t(padded(head_dim)) + kPanel; }  // max, sum, padding, out
-inline size_t attend_scratch_floats(int head_dim) {  // keys and values of a tile, queries, scores
-  return size_t(padded(head_dim)) * (2 * kTile + kMaxQueryRows) + size_t(kMaxQueryRows) * kTile;
+inline size_t attend_scratch_floats(int head_dim) {  // keys and values of a tile, queries, scores; sums; maxima and shrinking
+  return size_t(padded(head_dim)) * (2 * kTile + kMaxQueryRows) + size_t(kMaxQueryRows) * (kTile + kPanel + 2) + 2 * kPanel;
 }
 
 const Kernels* portable_kernels();

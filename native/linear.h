@@ -371,22 +371,13 @@ struct FromF32 { static F32 at(const uint8_t* p, size_t i) { return load(reinter
 struct FromF16 { static F32 at(const uint8_t* p, size_t i) { return load_f16(reinterpret_cast<const uint16_t*>(p) + i); } };
 struct FromBf16 { static F32 at(const uint8_t* p, size_t i) { return load_bf16(reinterpret_cast<const uint16_t*>(p) + i); } };
 
-// acc[r] += sum over i ascending of x[r][i] · panel[i·stride .. +16]: the one float product, of linear layers and attention.
-// `ahead`, if not null, is fetched into the cache on the way, 32 bytes a step.
+// acc[r] += sum over i ascending of x[r][i] · panel[16 · i ..]
 template <class From, int kCount>
-TWOSTEP_INLINE inline void float_tile(const uint8_t* panel, size_t stride, int length, const float* x, size_t x_stride, F32* acc, const uint8_t* ahead = nullptr) {
-  const auto step = [&](int i) TWOSTEP_INLINE {
-    const F32 w = From::at(panel, i * stride);
+TWOSTEP_INLINE inline void float_tile(const uint8_t* panel, int length, const float* x, size_t x_stride, F32* acc) {
+  for (int i = 0; i < length; ++i) {
+    const F32 w = From::at(panel, size_t(i) * kPanel);
     unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = fma(set1(x[r * x_stride + i]), w, acc[r]); });
-  };
-  int i = 0;
-  if (ahead)
-    for (; i + 2 <= length; i += 2) {
-      __builtin_prefetch(ahead + i * 32);  // a line of the cache is two steps
-      step(i);
-      step(i + 1);
-    }
-  for (; i < length; ++i) step(i);
+  }
 }
 
 template <class From>
@@ -394,7 +385,7 @@ inline void float_rows(const Matrix& matrix, int panel, const float* x, size_t x
   in_tiles<kFloatRows>(rows, [&](int row, auto count) {
     F32 acc[count];
     for (int r = 0; r < count; ++r) acc[r] = zero();
-    float_tile<From, count>(matrix.panel(panel), kPanel, matrix.inputs, x + row * x_stride, x_stride, acc);
+    float_tile<From, count>(matrix.panel(panel), matrix.inputs, x + row * x_stride, x_stride, acc);
     for (int r = 0; r < count; ++r) store(out + size_t(row + r) * kPanel, acc[r]);
   });
 }
