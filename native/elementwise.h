@@ -13,9 +13,9 @@ constexpr float kExpLowest = -87.0f;  // below it exp is taken as exactly 0
 // |r| <= ln(2)/2: relative error about 2 units of the last place.
 inline F32 exponential(F32 x) {
   const F32 clamped = min(max(x, set1(kExpLowest)), set1(88.0f));
-  const I32 n = round_to_int(clamped * set1(1.44269504f));
-  F32 r = fma(to_float(n), set1(-0.693145752f), clamped);
-  r = fma(to_float(n), set1(-1.42860677e-6f), r);
+  const F32 n = round_to_whole(clamped * set1(1.44269504f));
+  F32 r = fma(n, set1(-0.693145752f), clamped);
+  r = fma(n, set1(-1.42860677e-6f), r);
   F32 p = fma(r, set1(1.0f / 720), set1(1.0f / 120));
   p = fma(p, r, set1(1.0f / 24));
   p = fma(p, r, set1(1.0f / 6));

@@ -9,7 +9,7 @@
 namespace twostep {
 namespace {
 
-constexpr int kRowBlock = 128;       // rows that share one unpacking of a panel
+constexpr int kRowBlock = 256;       // rows that share one unpacking of a panel
 constexpr int kPrivateValues = 4096; // fewer values than this: each member prepares its own rows, which saves a barrier
 constexpr int kTasksPerMember = 2;   // more would break the streams of weights, fewer wait longer for one held up
 
@@ -37,7 +37,7 @@ Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_b
   blocks_ = BlockCheck(kv_blocks);  // only now: a cache too large for the machine is refused above
   for (Member& member : members_) {
     member.panels.resize(size_t(2) * kRowBlock * kPanel);
-    member.unpacked.resize(kScratchBytes);
+    member.unpacked.resize(kMostPanels * kScratchBytes);
     member.records.resize(4 * kPrivateValues);  // records are at most 1.5 and 2.5 bytes a value, rounded up
     member.fine_records.resize(5 * kPrivateValues);
     member.attend.resize(attend_scratch_floats(dims.head_dim));
@@ -237,24 +237,41 @@ void Program::quantise_row(const Instruction& instruction, const float* x, const
   kernels_.quantise(x, in.coarse.inputs, coarse ? record : nullptr, fine ? fine_record : nullptr);
 }
 
-void Program::panel(const Piece& piece, int panel, const Input& in, int row, int rows, float* out, uint8_t* scratch) const {
-  const Matrix& matrix = matrices_[piece.matrix];
-  if (layout_of(matrix.format).quantised()) {
-    QuantRows x = piece.fine ? in.fine : in.coarse;
-    x.base += x.stride * row;
-    kernels_.linear_panel(matrix, panel, x, rows, out, scratch);
-  } else {
-    kernels_.float_panel(matrix, panel, in.floats + in.float_stride * row, in.float_stride, rows, out);
+// One panel, or two of one format and precision, with rows `row`.. of the prepared ones.
+void Program::panels(const PanelOf* which, int count, const Input& in, int row, int rows, Member& mine) const {
+  const Piece& piece = *which[0].piece;
+  const Format format = matrices_[piece.matrix].format;
+  if (!layout_of(format).quantised()) {
+    for (int i = 0; i < count; ++i)
+      kernels_.float_panel(matrices_[which[i].piece->matrix], which[i].panel, in.floats + in.float_stride * row, in.float_stride, rows, which[i].out);
+    return;
   }
+  PanelJob jobs[kMostPanels];
+  for (int i = 0; i < count; ++i) {
+    const Matrix& matrix = matrices_[which[i].piece->matrix];
+    jobs[i] = {matrix.panel(which[i].panel), matrix.panel(which[i].next), which[i].out};
+  }
+  QuantRows x = piece.fine ? in.fine : in.coarse;
+  x.base += x.stride * row;
+  kernels_.linear_panels(format, jobs, count, x, rows, mine.unpacked.data());
 }
 
-// Shares out the panels of the first `count` pieces for all rows: store(piece, panel, first row, rows) computes and stores.
+// `count` panels of a piece from `panel` on, into the member's two buffers.
+void Program::consecutive_panels(const Piece& piece, int panel, int count, const Input& in, int row, int rows, Member& mine) const {
+  PanelOf which[kMostPanels];
+  for (int i = 0; i < count; ++i) which[i] = {&piece, panel + i, panel + count + i, mine.panel(i)};
+  panels(which, count, in, row, rows, mine);
+}
+
+// Shares out the panels of the first `count` pieces for all rows: store(piece, panel, panels, first row, rows) computes and
+// stores one or two panels.
 template <class Store>
 void Program::multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store) {
   int panels = 0;
   for (size_t i = 0; i < count; ++i) panels += matrices_[pieces[i].matrix].panels();
   const int row_blocks = ceil_div(rows, kRowBlock);
-  const int chunk = std::max(1, panels * row_blocks / (kTasksPerMember * team_.size()));
+  const int share = std::max(1, panels * row_blocks / (kTasksPerMember * team_.size()));
+  const int chunk = share > kMostPanels ? share / kMostPanels * kMostPanels : share;
   const int chunks = ceil_div(panels, chunk);
   team_.share(chunks * row_blocks, [&](int task) {
     const int row = task / chunks * kRowBlock, block = std::min(kRowBlock, rows - row);
@@ -262,7 +279,10 @@ void Program::multiply(const std::vector<Piece>& pieces, size_t count, int rows,
     const int end = std::min(panels, p + chunk);
     for (size_t i = 0; i < count; ++i) {
       const int next = first + matrices_[pieces[i].matrix].panels();
-      for (; p < std::min(end, next); ++p) store(pieces[i], p - first, row, block);
+      for (int taken; p < std::min(end, next); p += taken) {
+        taken = std::min(kMostPanels, std::min(end, next) - p);
+        store(pieces[i], p - first, taken, row, block);
+      }
       first = next;
     }
   });
@@ -273,12 +293,13 @@ bool Program::run_norm_linear(const Instruction& instruction, const Batch& batch
   const Input in = prepare(instruction, batch.rows, nullptr, member);
   const size_t stride = dims_.qkv_width();
   Member& mine = members_[member];
-  multiply(instruction.pieces, instruction.pieces.size(), batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
-    kernels_.put(mine.panels.data(), rows, count, bias, qkv_.data() + row * stride + piece.offset + column, stride);
+  multiply(instruction.pieces, instruction.pieces.size(), batch.rows, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
+      kernels_.put(mine.panel(i), rows, width, bias, qkv_.data() + row * stride + piece.offset + column, stride);
+    }
   });
   const bool go_on = pass(member);
   lap(Part::Linear, member);
@@ -289,29 +310,37 @@ void Program::run_linear_add(const Instruction& instruction, const Batch& batch,
   const Input in = prepare(instruction, batch.rows, nullptr, member);
   const size_t stride = dims_.width;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    float* tile = mine.panels.data();
-    panel(piece, p, in, row, rows, tile, mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    if (!piece.bias.empty()) kernels_.put(tile, rows, count, piece.bias.data() + column, tile, kPanel);
-    kernels_.add(tile, rows, count, residual_.data() + row * stride + column, stride);
+  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      float* tile = mine.panel(i);
+      if (!piece.bias.empty()) kernels_.put(tile, rows, width, piece.bias.data() + column, tile, kPanel);
+      kernels_.add(tile, rows, width, residual_.data() + row * stride + column, stride);
+    }
   });
   team_.barrier();
   lap(Part::Linear, member);
+}
+
+// Panel p of both, into the member's two buffers; together where one tile can hold both.
+void Program::gate_and_up(const Piece& gate, const Piece& up, int p, const Input& in, int row, int rows, Member& mine) const {
+  const PanelOf which[] = {{&gate, p, p + 1, mine.panel(0)}, {&up, p, p + 1, mine.panel(1)}};
+  const bool alike = matrices_[gate.matrix].format == matrices_[up.matrix].format && gate.fine == up.fine;
+  if (alike) return panels(which, 2, in, row, rows, mine);
+  for (const PanelOf& one : which) panels(&one, 1, in, row, rows, mine);
 }
 
 void Program::run_gated_silu(const Instruction& instruction, const Batch& batch, int member) {
   const Input in = prepare(instruction, batch.rows, nullptr, member);
   const size_t stride = dims_.ffn_width;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& gate = matrices_[piece.matrix];
-    float *gates = mine.panels.data(), *ups = gates + size_t(kRowBlock) * kPanel;
-    panel(piece, p, in, row, rows, gates, mine.unpacked.data());
-    panel(instruction.pieces[1], p, in, row, rows, ups, mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, gate.outputs - column);
-    kernels_.gated_silu(gates, ups, rows, count, ffn_.data() + row * stride + column, stride);
+  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& gate, int p, int count, int row, int rows) {
+    for (int i = p; i < p + count; ++i) {
+      gate_and_up(gate, instruction.pieces[1], i, in, row, rows, mine);
+      const int column = i * kPanel, width = std::min(kPanel, matrices_[gate.matrix].outputs - column);
+      kernels_.gated_silu(mine.panel(0), mine.panel(1), rows, width, ffn_.data() + row * stride + column, stride);
+    }
   });
   team_.barrier();
   lap(Part::Linear, member);
@@ -322,11 +351,12 @@ void Program::run_logits(const Instruction& instruction, const Batch& batch, flo
   const Input in = prepare(instruction, batch.logit_count, batch.logit_rows, member);
   const size_t stride = dims_.vocab;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    kernels_.put(mine.panels.data(), rows, count, nullptr, out + row * stride + column, stride);
+  multiply(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      kernels_.put(mine.panel(i), rows, width, nullptr, out + row * stride + column, stride);
+    }
   });
   team_.barrier();
   lap(Part::Head, member);

@@ -92,7 +92,9 @@ class Program {
   struct Member {
     std::vector<float> panels, attend, states;
     std::vector<uint8_t> unpacked, records, fine_records;
+    float* panel(int i) { return panels.data() + i * (panels.size() / kMostPanels); }
   };
+  struct PanelOf { const Piece* piece; int panel, next; float* out; };  // `next`: the panel to be fetched meanwhile
 
   void grow(int rows);
   void plan_attention(const Batch& batch);
@@ -111,7 +113,9 @@ class Program {
   template <class Store>
   void multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
   void quantise_row(const Instruction&, const float* x, const Input&, int row) const;
-  void panel(const Piece&, int panel, const Input&, int row, int rows, float* out, uint8_t* scratch) const;
+  void panels(const PanelOf*, int count, const Input&, int row, int rows, Member& mine) const;
+  void consecutive_panels(const Piece&, int panel, int count, const Input&, int row, int rows, Member& mine) const;
+  void gate_and_up(const Piece& gate, const Piece& up, int panel, const Input&, int row, int rows, Member& mine) const;
 
   void rotate_and_store(const Batch&, int layer, int row);
   void attend(const QueryTask&, const Batch&, int layer, int member);

@@ -141,7 +141,7 @@ void check_quantised(const Kernels& k, Format format, bool fine, int inputs, int
   Random random(inputs * 131 + rows);
   const TestMatrix test = make_matrix(format, kPanel + 5, inputs, random);
   const size_t record = QuantRows::record_bytes(inputs, fine);
-  Bytes64 records(record * rows), scratch(kScratchBytes);
+  Bytes64 records(record * rows), scratch(kMostPanels * kScratchBytes);
   const QuantRows x{records.data.get(), record, inputs, fine};
   std::vector<double> rounded;
   for (int r = 0; r < rows; ++r) {
@@ -150,13 +150,20 @@ void check_quantised(const Kernels& k, Format format, bool fine, int inputs, int
     const std::vector<double> row = fine ? values_of<int16_t>(x, r) : values_of<int8_t>(x, r);
     rounded.insert(rounded.end(), row.begin(), row.end());
   }
-  std::vector<float> all(rows * kPanel), one(kPanel);
-  for (int p = 0; p < test.matrix.panels(); ++p) {
-    k.linear_panel(test.matrix, p, x, rows, all.data(), scratch.data.get());
-    compare_panel(test, p, rounded, rows, all.data(), error);
+  std::vector<float> all(2 * rows * kPanel), again(rows * kPanel), one(kPanel);
+  const Matrix& m = test.matrix;
+  const PanelJob both[] = {{m.panel(0), m.panel(1), all.data()}, {m.panel(1), m.panel(0), all.data() + rows * kPanel}};
+  k.linear_panels(format, both, 2, x, rows, scratch.data.get());
+  for (int p = 0; p < m.panels(); ++p) {
+    const float* found = both[p].out;
+    compare_panel(test, p, rounded, rows, found, error);
+    const PanelJob alone{m.panel(p), m.panel(p), again.data()};
+    k.linear_panels(format, &alone, 1, x, rows, scratch.data.get());
+    company.count_difference(again.data(), found, again.size());
     for (int r = 0; r < rows; ++r) {
-      k.linear_panel(test.matrix, p, {x.base + record * r, record, inputs, fine}, 1, one.data(), scratch.data.get());
-      company.count_difference(one.data(), &all[r * kPanel], kPanel);
+      const PanelJob job{m.panel(p), m.panel(p), one.data()};
+      k.linear_panels(format, &job, 1, {x.base + record * r, record, inputs, fine}, 1, scratch.data.get());
+      company.count_difference(one.data(), &found[r * kPanel], kPanel);
     }
   }
 }
@@ -181,10 +188,10 @@ void check_linear(const Kernels& k, std::vector<Check>& out) {
     Worst error, company;
     const int unit = layout_of(format).block_elements;
     for (int inputs : {unit, 3 * unit, (kScratchGroups * kGroup / unit + 1) * unit})
-      for (int rows : {1, 2, 3, 5, 13, 29})
+      for (int rows : {1, 2, 3, 5, 13, 14, 15, 16, 29})
         for (bool fine : {false, true}) check_quantised(k, format, fine, inputs, rows, error, company);
     out.push_back({std::string("linear ") + name_of(format), error.value(), 2e-6});
-    out.push_back({std::string("linear ") + name_of(format) + ", rows alone and together", company.value(), 0});
+    out.push_back({std::string("linear ") + name_of(format) + ", rows and panels alone and together", company.value(), 0});
   }
   for (Format format : {Format::F32, Format::F16, Format::BF16}) {
     Worst error, company;

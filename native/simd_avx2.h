@@ -7,8 +7,10 @@
 
 namespace twostep::TWOSTEP_ISA {
 
-constexpr int kRows = 4;       // rows of one quantised tile: 8 accumulators, 2 weights, 1 broadcast of 16 registers
+constexpr int kRows = 4;  // rows of one quantised tile: 8 accumulators, 2 weights, 1 broadcast of 16 registers
+constexpr int kTileRows = kRows, kTilePanels = 1;  // of unpacked weights: no room for a second panel
 constexpr int kFloatRows = 6;  // rows of one float tile: 12 accumulators, 2 operands, 1 broadcast
+constexpr int kQueryRows = 6, kChains = 4;  // rows of a tile of attention; accumulators, beside which its vectors must fit too
 
 struct F32 { __m256 a, b; };
 struct I32 { __m256i a, b; };
@@ -45,11 +47,15 @@ inline I32 subtract(I32 x, int32_t y) {
   const __m256i v = _mm256_set1_epi32(y);
   return {_mm256_sub_epi32(x.a, v), _mm256_sub_epi32(x.b, v)};
 }
-// x · 2^n for results in the normal range
-inline F32 times_power_of_two(F32 x, I32 n) {
+inline F32 round_to_whole(F32 x) {
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
+}
+// x · 2^n for whole n and results in the normal range
+inline F32 times_power_of_two(F32 x, F32 n) {
   const __m256i bias = _mm256_set1_epi32(127);
-  return x * F32{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.a, bias), 23)),
-                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.b, bias), 23))};
+  return x * F32{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.a), bias), 23)),
+                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.b), bias), 23))};
 }
 
 inline F32 load_f16(const uint16_t* p) {
@@ -96,6 +102,20 @@ inline int32_t horizontal_sum(I32 x) {
   __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
   q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+
+// Lane i: the greatest of rows[i]. Pairs are merged and their lanes interleaved, until 8 rows lie in one register.
+inline F32 horizontal_maxima(const F32 (&rows)[16]) {
+  __m256 quarter[4];
+  for (int i = 0; i < 4; ++i) {
+    __m256 row[4];
+    for (int j = 0; j < 4; ++j) row[j] = _mm256_max_ps(rows[4 * i + j].a, rows[4 * i + j].b);
+    const __m256d ab = _mm256_castps_pd(_mm256_max_ps(_mm256_unpacklo_ps(row[0], row[1]), _mm256_unpackhi_ps(row[0], row[1])));
+    const __m256d cd = _mm256_castps_pd(_mm256_max_ps(_mm256_unpacklo_ps(row[2], row[3]), _mm256_unpackhi_ps(row[2], row[3])));
+    quarter[i] = _mm256_max_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+  }
+  const auto merge = [](__m256 x, __m256 y) { return _mm256_max_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31)); };
+  return {merge(quarter[0], quarter[1]), merge(quarter[2], quarter[3])};
 }
 
 inline __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -235,14 +255,16 @@ struct FineDot {
     const __m256i low = _mm256_set1_epi16(255);
     return {{_mm256_and_si256(w.a, low), _mm256_and_si256(w.b, low)}, {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}};
   }
+  struct Broadcast { __m256i even, odd; };
+  static Broadcast broadcast(const int16_t* x) { return {broadcast_4(x), broadcast_4(x + 2)}; }
   I32 total;
-  void start(const Weights& w, const int16_t* x) {
-    total = {_mm256_madd_epi16(w.even.a, broadcast_4(x)), _mm256_madd_epi16(w.even.b, broadcast_4(x))};
-    add_lanes(w.odd, broadcast_4(x + 2));
+  void start(const Weights& w, const Broadcast& x) {
+    total = {_mm256_madd_epi16(w.even.a, x.even), _mm256_madd_epi16(w.even.b, x.even)};
+    add_lanes(w.odd, x.odd);
   }
-  void add(const Weights& w, const int16_t* x) {
-    add_lanes(w.even, broadcast_4(x));
-    add_lanes(w.odd, broadcast_4(x + 2));
+  void add(const Weights& w, const Broadcast& x) {
+    add_lanes(w.even, x.even);
+    add_lanes(w.odd, x.odd);
   }
   I32 sum() const { return total; }
 

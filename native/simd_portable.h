@@ -9,8 +9,9 @@
 
 namespace twostep::TWOSTEP_ISA {
 
-constexpr int kRows = 2;
+constexpr int kRows = 2, kTileRows = 2, kTilePanels = 1;
 constexpr int kFloatRows = 2;
+constexpr int kQueryRows = 2, kChains = 2;
 constexpr int kParts = 4;  // vectors of 16 bytes in 16 lanes
 
 typedef float F32Part __attribute__((vector_size(16)));
@@ -67,9 +68,11 @@ inline I32 round_to_int(F32 x) {
 inline F32 to_float(I32 x) { return each<F32Part>([&](int i) { return __builtin_convertvector(x.p[i], F32Part); }); }
 inline I32 operator+(I32 x, I32 y) { return each<I32Part>([&](int i) { return x.p[i] + y.p[i]; }); }
 inline I32 subtract(I32 x, int32_t y) { return each<I32Part>([&](int i) { return x.p[i] - y; }); }
-// x · 2^n for results in the normal range
-inline F32 times_power_of_two(F32 x, I32 n) {
-  return each<F32Part>([&](int i) { return x.p[i] * (F32Part)((n.p[i] + 127) << 23); });
+inline F32 round_to_whole(F32 x) { return to_float(round_to_int(x)); }
+// x · 2^n for whole n and results in the normal range
+inline F32 times_power_of_two(F32 x, F32 n) {
+  const I32 whole = round_to_int(n);
+  return each<F32Part>([&](int i) { return x.p[i] * (F32Part)((whole.p[i] + 127) << 23); });
 }
 
 // Finite values: exponent and fraction shifted into place are the value times 2^-112, subnormals included.
@@ -117,6 +120,12 @@ inline float horizontal_max(F32 x) {
   const F32Part s = y.p[0] > y.p[1] ? y.p[0] : y.p[1];
   const float a = s[0] > s[1] ? s[0] : s[1], b = s[2] > s[3] ? s[2] : s[3];
   return a > b ? a : b;
+}
+// Lane i: the greatest of rows[i].
+inline F32 horizontal_maxima(const F32 (&rows)[16]) {
+  F32 out;
+  for (int i = 0; i < 16; ++i) out.p[i / 4][i % 4] = horizontal_max(rows[i]);
+  return out;
 }
 inline int32_t horizontal_sum(I32 x) {
   const I32Part s = (x.p[0] + x.p[1]) + (x.p[2] + x.p[3]);
@@ -185,6 +194,7 @@ struct FineDot {
   using Value = int16_t;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
+  static const int16_t* broadcast(const int16_t* x) { return x; }
   I32 total;
   void start(const Weights& w, const int16_t* x) {
     total = each<I32Part>([](int) { return I32Part{}; });
