@@ -1,7 +1,8 @@
 // Attention of a tile of query rows over paged KV: online softmax over tiles of 64 positions, splits of 512, both fixed
 // from position 0, so that a row's result does not depend on which rows share its tile. Included once an instruction set.
 //
-// A position that a row may not see has probability exactly 0; 0 · value adds nothing since the cache holds finite numbers.
+// A position that a row does not see, later or before its window, has probability exactly 0; 0 · value adds nothing since
+// the cache holds finite numbers.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -37,7 +38,7 @@ struct TileWork {
 
 // What attend() keeps of its query rows, in its scratch; `shrink`: what the last tile's new maximum left of earlier terms.
 struct Rows {
-  int first, count;  // those that see the tile
+  int first, count;  // those that see the tile: from `first` up to `count`
   size_t size;       // floats of a query, padded
   float *queries, *scores, *lane_sums;
   float *highest, *shrink;  // with a vector to spare
@@ -123,7 +124,9 @@ inline F32 maxima(const QueryTile& tile, int start, const Rows& rows, int row, i
   F32 of_row[kPanel];
   for (int r = 0; r < count; ++r) {
     float* scores = rows.scores + size_t(row + r) * kTile;
-    const int visible = tile.position + (row + r) / tile.group + 1 - start;
+    const int position = tile.position + (row + r) / tile.group, visible = position + 1 - start;
+    const int passed = first_seen_position(position, tile.window) - start;
+    for (int i = 0; i < passed; ++i) scores[i] = -std::numeric_limits<float>::infinity();
     for (int i = std::max(0, visible); i < kTile; ++i) scores[i] = -std::numeric_limits<float>::infinity();
     of_row[r] = max(max(load(scores), load(scores + kPanel)), max(load(scores + 2 * kPanel), load(scores + 3 * kPanel)));
   }
@@ -133,12 +136,19 @@ inline F32 maxima(const QueryTile& tile, int start, const Rows& rows, int row, i
   return load(out);
 }
 
+inline void store_first(float* to, F32 x, int count) {
+  if (count == kPanel) return store(to, x);
+  float whole[kPanel];
+  store(whole, x);
+  std::copy_n(whole, count, to);
+}
+
 // Turns scores into probabilities relative to the new maxima, 16 rows at a time. A row's sum stays spread over 16 lanes.
 inline void soften(const QueryTile& tile, int start, const Rows& rows) {
   for (int row = rows.first; row < rows.count; row += kPanel) {
     const int count = std::min(kPanel, rows.count - row);
     const F32 before = load(rows.highest + row), highest = max(maxima(tile, start, rows, row, count), before);
-    store(rows.highest + row, highest);
+    store_first(rows.highest + row, highest, count);  // rows after them have maxima of their own
     store(rows.shrink + row, exponential(before - highest));
     for (int r = row; r < row + count; ++r) {
       float *scores = rows.scores + size_t(r) * kTile, *sums = rows.lane_sums + size_t(r) * kPanel;
@@ -220,11 +230,19 @@ inline Rows prepare_rows(const QueryTile& tile, int head_dim, float* states, flo
   return rows;
 }
 
+// The rows of a tile whose windows reach so far back that they see positions from `start` on, with the tile's last one.
+inline int rows_that_reach(const QueryTile& tile, int start) {
+  const int64_t tokens = int64_t(start) + kTile - 1 - tile.position + tile.window;
+  return static_cast<int>(std::min<int64_t>(tile.tokens, tokens)) * tile.group;
+}
+
 inline void attend(const QueryTile& tile, const KvView& kv, int split, float* states, float* scratch) {
+  const int first = first_seen_position(tile.position, tile.window) / kTile * kTile;
   const int last = tile.position + tile.tokens - 1, end = std::min((split + 1) * kSplit, last + 1);
   Rows rows = prepare_rows(tile, kv.head_dim, states, scratch + size_t(2) * kTile * padded(kv.head_dim));
-  for (int start = split * kSplit; start < end; start += kTile) {
+  for (int start = std::max(first, split * kSplit); start < end; start += kTile) {
     rows.first = std::max(0, start - tile.position) * tile.group;  // earlier tokens do not see this tile
+    rows.count = rows_that_reach(tile, start);                      // nor do later ones whose window has passed it
     const bool copy = rows.count - rows.first > kQueryRows;
     const TileWork work = prepare_tile(kv, start, last, copy, scratch);
     if (copy) score_tile<FromF32>(work, rows);
@@ -233,7 +251,7 @@ inline void attend(const QueryTile& tile, const KvView& kv, int split, float* st
     if (copy) weigh_tile<FromF32>(work, rows, states);
     else weigh_tile<FromF16>(work, rows, states);
   }
-  for (int r = 0; r < rows.count; ++r) {
+  for (int r = 0; r < tile.rows(); ++r) {
     float* state = states + r * (rows.size + kPanel);
     state[0] = rows.highest[r];
     state[1] = horizontal_sum(load(rows.lane_sums + size_t(r) * kPanel));
@@ -244,6 +262,7 @@ inline void attend(const QueryTile& tile, const KvView& kv, int split, float* st
 inline void merge(float* into, const float* other, int head_dim) {
   const int size = padded(head_dim);
   if (other[1] == 0.0f) return;
+  if (into[1] == 0.0f) return static_cast<void>(std::copy_n(other, size + kPanel, into));
   const float highest = std::max(into[0], other[0]);
   const float a = exponential(into[0] - highest), b = exponential(other[0] - highest);
   into[0] = highest;

@@ -33,6 +33,12 @@ inline float exponential(float x) {
 
 inline F32 silu(F32 x) { return x / (set1(1.0f) + exponential(zero() - x)); }
 
+// GELU by its tanh approximation: x · (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) · (x + 0.044715 · x³).
+inline F32 gelu_tanh(F32 x) {
+  const F32 minus_2u = x * fma(x * x, set1(-2 * 0.797884561f * 0.044715f), set1(-2 * 0.797884561f));
+  return x / (set1(1.0f) + exponential(minus_2u));
+}
+
 // out = x / sqrt(mean(x²) + eps) · weight; any length.
 inline void rms_norm(const float* x, const float* weight, float eps, int inputs, float* out) {
   const int whole = inputs / kPanel * kPanel;
@@ -113,11 +119,19 @@ inline void add(const float* panel, int rows, int count, float* out, size_t stri
     for (int i = 0; i < count; ++i) out[i] += panel[i];
 }
 
-inline void gated_silu(const float* gate, const float* up, int rows, int count, float* out, size_t stride) {
+template <class F>
+inline void gated_by(F&& activation, const float* gate, const float* up, int rows, int count, float* out, size_t stride) {
   float whole[kPanel];
   for (int r = 0; r < rows; ++r, gate += kPanel, up += kPanel, out += stride) {
-    store(whole, silu(load(gate)) * load(up));
+    store(whole, activation(load(gate)) * load(up));
     for (int i = 0; i < count; ++i) out[i] = whole[i];
+  }
+}
+
+inline void gated(Activation activation, const float* gate, const float* up, int rows, int count, float* out, size_t stride) {
+  switch (activation) {
+    case Activation::Silu: return gated_by([](F32 x) TWOSTEP_INLINE { return silu(x); }, gate, up, rows, count, out, stride);
+    case Activation::GeluTanh: return gated_by([](F32 x) TWOSTEP_INLINE { return gelu_tanh(x); }, gate, up, rows, count, out, stride);
   }
 }
 

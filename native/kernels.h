@@ -1,7 +1,9 @@
 // The table of kernels: one filled for each instruction set this build holds, one chosen at run time.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -46,9 +48,14 @@ struct KvView {
   size_t block_stride;        // elements between blocks
   const int32_t* table;       // block i holds positions 16·i ..
   int head_dim;
-  const uint16_t* keys(int block) const { return base + size_t(table[block]) * block_stride; }  // [padded][16]
+  int first_block = 0;  // the first that the sequence still has: the table's entries before it are not read
+  const uint16_t* keys(int block) const { return base + size_t(table[std::max(block, first_block)]) * block_stride; }  // [padded][16]
   const uint16_t* values(int block) const { return keys(block) + size_t(padded(head_dim)) * kBlock; }  // [16][padded]
 };
+
+constexpr int kNoWindow = std::numeric_limits<int>::max();
+// The first position that a token sees through a window of so many positions, its own included.
+constexpr int first_seen_position(int position, int window) { return std::max(0, position - window + 1); }
 
 // Query rows of one KV head: row r of the tile is query head r % group of token r / group, which sits at `position`
 // + r / group. `q` is scaled and rotated. A state row is max, sum, out[head_dim] of an online softmax.
@@ -56,6 +63,7 @@ struct QueryTile {
   const float* q;
   size_t token_stride, head_stride;  // floats
   int tokens, group, position;
+  int window = kNoWindow;
   const float* row(int r) const { return q + r / group * token_stride + r % group * head_stride; }
   int rows() const { return tokens * group; }
 };
@@ -66,6 +74,8 @@ struct PanelJob {
   float* out;
 };
 
+enum class Activation : int { Silu, GeluTanh };
+
 struct Kernels {
   const char* name;
   void (*quantise)(const float* x, int inputs, uint8_t* record, uint8_t* fine_record);  // either may be null
@@ -73,10 +83,10 @@ struct Kernels {
   // One panel, or two of one format and length, with the same rows.
   void (*linear_panels)(Format, const PanelJob* jobs, int count, const QuantRows& x, int rows, uint8_t* scratch);
   void (*float_panel)(const Matrix&, int panel, const float* x, size_t x_stride, int rows, float* out);
-  // out[row][0..count-1] = panel[row][..] (+ bias); or += ; or silu(gate panel) · up panel
+  // out[row][0..count-1] = panel[row][..] (+ bias); or += ; or activation(gate panel) · up panel
   void (*put)(const float* panel, int rows, int count, const float* bias, float* out, size_t stride);
   void (*add)(const float* panel, int rows, int count, float* out, size_t stride);
-  void (*gated_silu)(const float* gate, const float* up, int rows, int count, float* out, size_t stride);
+  void (*gated)(Activation, const float* gate, const float* up, int rows, int count, float* out, size_t stride);
   // rotates one head in place (halves order), cos_sin: [dim/2] cosines, [dim/2] sines; then times `factor`
   void (*rope)(float* head, const float* cos_sin, int dim, float factor);
   void (*write_kv)(const float* key, const float* value, int head_dim, int slot, uint16_t* keys, uint16_t* values);

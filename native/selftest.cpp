@@ -251,7 +251,7 @@ void check_rows(const Kernels& k, std::vector<Check>& out) {
     const int count = 1 + random.below(kPanel);
     const std::vector<float> gate = random.floats(2 * kPanel, 100), up = random.floats(2 * kPanel, 3);
     std::vector<float> y(2 * count);
-    k.gated_silu(gate.data(), up.data(), 2, count, y.data(), count);
+    k.gated(Activation::Silu, gate.data(), up.data(), 2, count, y.data(), count);
     for (int j = 0; j < 2 * count; ++j) {
       const int at = j / count * kPanel + j % count;
       const double expected = gate[at] / (1 + std::exp(-double(gate[at]))) * up[at];

@@ -86,9 +86,9 @@ def test_arrays_of_a_step_without_pieces_are_views_of_those_that_are_kept() -> N
 # --- block tables -------------------------------------------------------------------------------------------------
 
 
-def table(tables: BlockTables, number: int, blocks: int) -> list[int]:
+def table(tables: BlockTables, number: int, blocks: int, group: int = 0) -> list[int]:
     start = tables.start(number)
-    return tables.flat[start : start + blocks].tolist()
+    return tables.flat[group][start : start + blocks].tolist()
 
 
 def test_tables_grow_where_they_are_told_and_keep_apart() -> None:
@@ -98,6 +98,17 @@ def test_tables_grow_where_they_are_told_and_keep_apart() -> None:
     tables.grant(Granted(10, 0, 2, (9,)))
     tables.grant(Granted(20, 0, 1, (2, 3, 4)))
     assert (table(tables, 10, 3), table(tables, 20, 4)) == ([7, 8, 9], [1, 2, 3, 4])
+
+
+def test_groups_of_blocks_have_tables_of_their_own() -> None:
+    tables = BlockTables(2, 4, groups=2)
+    tables.grant(Granted(10, 0, 0, (7, 8)))
+    tables.grant(Granted(10, 1, 0, (1, 2)))
+    tables.grant(Granted(20, 1, 0, (3,)))
+    tables.grant(Granted(10, 1, 2, (5,)))
+    assert table(tables, 10, 2) == [7, 8]
+    assert table(tables, 10, 3, group=1) == [1, 2, 5]
+    assert table(tables, 20, 1, group=1) == [3]
 
 
 def test_a_dropped_table_makes_room_for_another() -> None:

@@ -1,6 +1,6 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from twostep.core.request import BLOCK_TOKENS, blocks_for
@@ -26,7 +26,13 @@ class Sizing(NamedTuple):
 
     memory: MemoryPlan
     blocks: int
+    """Of each group with full attention; `group_blocks` has those of all."""
     context_tokens: int
+
+    @property
+    def group_blocks(self) -> tuple[int, ...]:
+        """Blocks by group of the model's KV layout."""
+        return self.memory.demand.group_blocks(self.blocks)
 
     @property
     def longest(self) -> int:
@@ -49,7 +55,15 @@ def size(model: LoadedModel, config: EngineConfig) -> Sizing:
     wanted = shape.context if config.max_model_len is None else config.max_model_len
     if not 2 <= wanted <= shape.context:
         raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
-    demand = MemoryDemand(shape, packed_weight_bytes(model.network), config.max_step_tokens, config.max_num_seqs)
+    demand = MemoryDemand(
+        shape,
+        model.network.kv_layout,
+        packed_weight_bytes(model.network),
+        config.max_step_tokens,
+        logit_rows=config.max_num_seqs,
+        sequences=config.max_num_seqs,
+        rotations=len(model.network.rotations),
+    )
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
     memory = plan_memory(
         demand,
@@ -66,7 +80,8 @@ def size(model: LoadedModel, config: EngineConfig) -> Sizing:
 def settings(config: EngineConfig, sizing: Sizing) -> Settings:
     """The scheduler's part of the settings."""
     return Settings(
-        blocks=(sizing.blocks,),
+        blocks=sizing.group_blocks,
+        windows=sizing.memory.demand.layout.windows,
         seats=config.max_num_seqs,
         step_tokens=config.max_step_tokens,
         context_tokens=sizing.context_tokens,
@@ -94,8 +109,11 @@ class Kernels(NamedTuple):
     threads: int
 
 
-def kernels(model: LoadedModel, config: EngineConfig, blocks: int) -> Kernels:
-    """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
+def kernels(model: LoadedModel, config: EngineConfig, blocks: Sequence[int]) -> Kernels:
+    """The executor, with the memory of its widest step allocated, and a sampler on the same threads.
+
+    `blocks`: of KV, by group.
+    """
     vocab = model.network.shape.vocab
     if config.executor == "reference":
         return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1)

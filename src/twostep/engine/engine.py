@@ -28,8 +28,6 @@ from twostep.recording.writer import RecordedSurroundings, Recorder
 
 MOST_URGENT = 2**31 - 1
 """Priorities are from its negative to it, the least number being the most urgent."""
-KV_FORMAT = "f16 v2"
-"""Names the layout of a KV block: equal hashes mean equal bytes."""
 
 
 class Engine:
@@ -47,7 +45,7 @@ class Engine:
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary.rows)
         self._key = secrets.token_bytes(16)
-        self.kernels = build.kernels(model, config, self.sizing.blocks)
+        self.kernels = build.kernels(model, config, self.sizing.group_blocks)
         self._executor = KernelExecutor(
             self.kernels.executor,
             self.kernels.sampler,
@@ -108,7 +106,7 @@ class Engine:
         self._check_kind(prompt)
         max_tokens = self._answer_limit(len(prompt), params)  # before anything is done with a long one
         tokens = self._tokens(prompt)
-        root = root_hash(str(self.model.path), KV_FORMAT, cache_salt, self._key)
+        root = root_hash(str(self.model.path), self.model.network.kv_layout.name, cache_salt, self._key)
         request = Request(
             id=id_,
             prompt_tokens=len(tokens),

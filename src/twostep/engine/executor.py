@@ -61,7 +61,7 @@ class KernelExecutor:
         self.starved_ns = 0
         """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
         self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads)
-        self._tables = BlockTables(seats, blocks)
+        self._tables = BlockTables(seats, blocks, len(kernels.capabilities.layout.groups))
         self._rows = StandingRows(seats)
         self._work: Work | None = None
         self._worker = Worker(self._compute, overlap=overlap)
@@ -126,7 +126,7 @@ class KernelExecutor:
             return [], 0
         logits, starved_ns = self._cores.watched(self._kernels.forward_arrays, work.arrays)
         for copied in work.step.copied:
-            self._kernels.copy_block(copied.source, copied.target)
+            self._kernels.copy_block(copied.source, copied.target, copied.group)
         rows = [answer.row() for answer in work.answers]
         own = len(rows) - len(work.fork_rows)
         choices = self._sampler.sample(logits, rows[:own])
