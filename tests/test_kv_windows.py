@@ -1,5 +1,5 @@
 """Layers with sliding windows, and what else families do differently: the reference against formulas, the native
-executor against the reference, and bit for bit against itself, over blocks that windows have passed and others reuse."""
+executor against the reference, and bit for bit against itself, while others reuse blocks that windows have passed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -96,16 +96,18 @@ def test_the_native_executor_computes_what_the_reference_does(
     made = network(name, traits)
     ids = ids_of(made, 90)
     expected = whole(ReferenceExecutor(made, 6, activations="int8"), ids)
-    limit = 1e-3 if name.startswith("Q") else 1e-4
     for isa in usable_isas():
-        assert relative_error(whole(NativeExecutor(made, 6, threads=2, isa=isa), ids), expected) < limit, isa
+        found = whole(NativeExecutor(made, 6, threads=2, isa=isa), ids)
+        of_rows = np.abs(found - expected).max(axis=1) / np.abs(expected).max()
+        assert np.median(of_rows) < 1.5e-4, isa
+        assert of_rows.max() < 1e-3, isa
 
 
 # --- bit for bit, while blocks are freed and reused
 
 
 @dataclass
-class Sequence_:
+class Running:
     """A sequence on its way, with the tables of all groups; entries that its windows have passed are -1."""
 
     ids: list[int]
@@ -121,7 +123,7 @@ class Blocks:
         self.free = [random.sample(range(pool.blocks), pool.blocks) for pool in pools]
         self.reused = 0
 
-    def slice(self, sequence: Sequence_) -> Slice:
+    def slice(self, sequence: Running) -> Slice:
         start, end = sequence.slices.pop(0)
         sequence.tables = sequence.tables or [[] for _ in self.pools]
         for pool, free, table in zip(self.pools, self.free, sequence.tables, strict=True):
@@ -136,12 +138,12 @@ class Blocks:
         return Slice(start, sequence.ids[start:end], first, range(end - start), tuple(more))
 
 
-def sequences(made: Network, lengths: Sequence[int], cuts: Sequence[int], random: Random) -> Iterator[Sequence_]:
+def sequences(made: Network, lengths: Sequence[int], cuts: Sequence[int], random: Random) -> Iterator[Running]:
     for seed, length in enumerate(lengths):
         ends = [0]
         while ends[-1] < length:
             ends.append(min(length, ends[-1] + random.choice(cuts)))
-        yield Sequence_(ids_of(made, length, seed), list(pairwise(ends)))
+        yield Running(ids_of(made, length, seed), list(pairwise(ends)))
 
 
 def check_bits(
@@ -191,7 +193,10 @@ def test_an_executor_of_arrays_reads_the_tables_of_each_group() -> None:
     made = network("F32")
     executor, other = NativeExecutor(made, 12, threads=1), ReferenceExecutor(made, 12, activations="int8")
     ids = ids_of(made, 50)
-    pieces = [Slice(0, ids, [3, 4, 5, 6], [49], ([0, 1, 2, 7], [8, 9, 10, 11])), Slice(0, ids, [7, 8, 9, 10], [49], ([3, 4, 5, 6], [4, 5, 6, 7]))]  # fmt: skip
+    pieces = [
+        Slice(0, ids, [3, 4, 5, 6], [49], ([0, 1, 2, 7], [8, 9, 10, 11])),
+        Slice(0, ids, [7, 8, 9, 10], [49], ([3, 4, 5, 6], [4, 5, 6, 7])),
+    ]
     first, second = executor.forward_arrays(StepArrays.of(pieces)).copy()
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(first, executor.forward(pieces[:1])[0])

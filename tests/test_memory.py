@@ -14,7 +14,7 @@ from twostep.kernels.step import BLOCK_TOKENS, Slice
 from twostep.model.families import load_network
 from twostep.model.gguf import read_gguf
 from twostep.model.network import Network
-from twostep.spec.kv_layout import KvGroup, KvLayout
+from twostep.spec.kv_layout import KvLayout
 from twostep.spec.memory import MemoryDemand, MemoryPlan, plan_share, plan_stated, size_text
 from twostep.spec.shape import ModelShape
 
@@ -70,7 +70,8 @@ def network(request: pytest.FixtureRequest) -> Network:
 def test_the_native_executor_takes_what_was_planned(network: Network) -> None:
     weights = packed_weight_bytes(network)
     executor = NativeExecutor(network, kv_blocks=6, threads=1)
-    planned = MemoryPlan(MemoryDemand(network.shape, network.kv_layout, weights, step_tokens=48, logit_rows=5), GIB, None, 6)
+    need = MemoryDemand(network.shape, network.kv_layout, weights, step_tokens=48, logit_rows=5)
+    planned = MemoryPlan(need, GIB, None, 6)
     executor.forward([Slice(0, [1] * 48, range(3), range(5))])
     assert planned.weights_bytes == executor.weight_bytes
     assert planned.kv_bytes == executor.kv_bytes
@@ -81,7 +82,8 @@ def test_the_native_executor_takes_what_was_planned(network: Network) -> None:
 def test_memory_follows_the_widest_step_not_the_context() -> None:
     """Narrower steps, also at the end of a long context, take none; wider ones no more than their own width."""
     network = stories()
-    wide, narrow = (MemoryDemand(network.shape, network.kv_layout, 0, tokens, 1).activation_bytes for tokens in (40, 30))
+    needs = [MemoryDemand(network.shape, network.kv_layout, 0, tokens, 1) for tokens in (40, 30)]
+    wide, narrow = (need.activation_bytes for need in needs)
     executor = NativeExecutor(network, kv_blocks=32, threads=1)
     for start in range(0, 480, 30):
         executor.forward([Slice(start, [1] * 30, range(32), [0])])

@@ -14,7 +14,7 @@ from twostep.model.quants import dequantize
 Doubles = NDArray[np.float64]
 
 
-def naive_logits(network: Network, ids: Sequence[int]) -> Doubles:
+def naive_logits(network: Network, ids: Sequence[int]) -> Doubles:  # noqa: C901 (one case for each operation)
     """Logits after every token, shape (tokens, vocab)."""
     weights = {name: dequantize(tensor).astype(np.float64) for name, tensor in network.tensors.items()}
     buffers: dict[str, Doubles] = {}
@@ -34,15 +34,17 @@ def naive_logits(network: Network, ids: Sequence[int]) -> Doubles:
             case Attention():
                 buffers[op.out] = _attention(op, *(buffers[name] for name in (op.q, op.k, op.v)))
             case Gated():
-                gate = buffers[op.gate]
-                cubic = sqrt(2 / pi) * (gate + 0.044715 * gate**3)
-                factor = 1 / (1 + np.exp(-gate)) if op.activation == "silu" else (1 + np.tanh(cubic)) / 2
-                buffers[op.out] = gate * factor * buffers[op.up]
+                buffers[op.out] = _activated(buffers[op.gate], op.activation) * buffers[op.up]
             case Add():
                 buffers[op.out] = buffers[op.out] + buffers[op.x]
             case Logits():
                 return buffers[op.x] @ weights[op.weight].T
     raise AssertionError("no logits")
+
+
+def _activated(x: Doubles, activation: str) -> Doubles:
+    cubic = sqrt(2 / pi) * (x + 0.044715 * x**3)
+    return x / (1 + np.exp(-x)) if activation == "silu" else x * (1 + np.tanh(cubic)) / 2
 
 
 def _norm(x: Doubles, weight: Doubles, eps: float) -> Doubles:

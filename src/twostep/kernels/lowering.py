@@ -1,9 +1,9 @@
 """Fuses a network's operations into the instructions of the native program.
 
 The list is semantic; the native kernels run fewer, wider instructions: norm + quantise + the projections that read it,
-norm of heads with rotation and the write to the cache, gate and up with their activation, a projection with its norm and
-the addition to the residual stream. Each rule here recognises one such run of operations and takes it from the list; a
-run that no rule takes is an error, never skipped.
+norm of heads with rotation and the write to the cache, gate and up with their activation, a projection with its norm
+and the addition to the residual stream. Each rule here recognises one such run of operations and takes it from the
+list; a run that no rule takes is an error, never skipped.
 
 The program has fixed buffers where the list has names. So a rule also looks at the instruction before it, and takes
 only operations that read what that one left: a network wired otherwise would be computed wrongly.

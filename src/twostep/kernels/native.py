@@ -99,8 +99,8 @@ class NativeExecutor:
     @cached_property
     def capabilities(self) -> Capabilities:
         """See `Executor.capabilities`."""
-        blocks = tuple(pool.blocks for pool in self._pools)
-        return Capabilities(self._layout, blocks, drafts=True, transfers=True, shareable=self.kv_file_descriptor is not None)
+        blocks, shareable = tuple(pool.blocks for pool in self._pools), self.kv_file_descriptor is not None
+        return Capabilities(self._layout, blocks, drafts=True, transfers=True, shareable=shareable)
 
     @property
     def kv_file_descriptor(self) -> int | None:
@@ -269,7 +269,7 @@ class NativeExecutor:
     def _check_attention(self, op: Attention) -> None:
         shape = self._network.shape
         if op.heads != shape.heads:
-            raise NativeError(f"layer {op.layer} has {op.heads} heads; the native program has {shape.heads} in each layer")
+            raise NativeError(f"layer {op.layer} has {op.heads} heads; the native program needs {shape.heads} in each")
         if op.head_dim % 2:
             raise NativeError(f"layer {op.layer} has heads of {op.head_dim} elements; the native program needs pairs")
 

@@ -280,8 +280,9 @@ def rotate(x: Floats, positions: Indices, op: Rope) -> Floats:
 def attend(q: Floats, keys: Floats, values: Floats, start: int, scale: float, window: int | None = None) -> Floats:
     """Causal softmax(q·kᵀ·scale)·v of one sequence, whose rows of `q` are at positions `start` and following.
 
-    A row sees its own position and those before it, with a `window` only the last so many. `q` is (tokens, heads, head_dim), `keys` and `values` (context, kv_heads, head_dim); query head h shares KV head
-    h // (heads / kv_heads) with the rest of its group. Returns (tokens, heads · head_dim).
+    A row sees its own position and those before it, with a `window` only the last so many. `q` is (tokens, heads,
+    head_dim), `keys` and `values` (context, kv_heads, head_dim); query head h shares KV head h // (heads / kv_heads)
+    with the rest of its group. Returns (tokens, heads · head_dim).
     """
     tokens, heads, head_dim = q.shape
     context, kv_heads, _ = keys.shape

@@ -33,7 +33,7 @@ class RmsNorm:
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """`RmsNorm` of each head of `x` (rows, heads · head_dim) in place; `weight` (head_dim) is the same for all heads."""
+    """`RmsNorm` of each head of `x` (rows, heads · head_dim) in place; all heads have the same `weight` (head_dim)."""
 
     weight: str
     eps: float

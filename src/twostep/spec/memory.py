@@ -21,8 +21,8 @@ ROW_ALIGNMENT = 64
 class MemoryDemand:
     """What a model needs, whatever is free.
 
-    A step computes at most `step_tokens` tokens of `sequences` sequences, and gives at most `logit_rows` rows of logits.
-    `rotations` is the number of different rope bases.
+    A step computes at most `step_tokens` tokens of `sequences` sequences, and returns at most `logit_rows` rows of
+    logits. `rotations` is the number of different rope bases.
     """
 
     shape: ModelShape
