@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "attendance.h"
 #include "pack.h"
 
 namespace twostep {
@@ -412,6 +413,30 @@ void check_attention(const Kernels& k, std::vector<Check>& out) {
   out.push_back({"write to the cache", cache_error.value(), 1e-9});
 }
 
+// Runs of 10 ms: three threads to which others leave `cores` of their cores; how many take part on average of the last `count`.
+double attendance(Attendance& team, double cores, int runs, int count) {
+  double sum = 0;
+  for (int i = 0; i < runs; ++i) {
+    if (i >= runs - count) sum += team.active();
+    team.ran(10'000'000, static_cast<int64_t>(10e6 * std::min<double>(team.active(), cores)));
+  }
+  return sum / count;
+}
+
+// Threads stay away from cores that others use, but for a try now and then, and come back to free ones.
+void check_attendance(std::vector<Check>& out) {
+  Worst wrong;
+  Attendance team(3);
+  wrong.see(attendance(team, 2.9, 100, 100) != 3);                        // little is lacking
+  wrong.see(std::fabs(attendance(team, 1.5, 3000, 1000) - 1) > 0.03);     // two would lack half a core
+  wrong.see(attendance(team, 3, 2000, 100) != 3);                         // free again: within 20 s
+  wrong.see(std::fabs(attendance(team, 2, 3000, 1000) - 2) > 0.03);
+  wrong.see(attendance(team, 0.3, 1000, 100) > 1.1);
+  Attendance lone(1);
+  wrong.see(attendance(lone, 0.2, 100, 100) != 1);
+  out.push_back({"threads that take part", wrong.value(), 0});
+}
+
 }  // namespace
 
 std::vector<Check> selftest(const Kernels& kernels) {
@@ -421,6 +446,7 @@ std::vector<Check> selftest(const Kernels& kernels) {
   check_quotients(kernels, out);
   check_rows(kernels, out);
   check_attention(kernels, out);
+  check_attendance(out);
   return out;
 }
 
