@@ -14,18 +14,22 @@ namespace twostep::TWOSTEP_ISA {
 
 constexpr float kF16Largest = 65504.0f;
 
+// Up to 16 floats, with zeros after them.
+inline F32 load_some(const float* from, int count) {
+  if (count >= kPanel) return load(from);
+  float out[kPanel] = {};
+  std::copy_n(from, count, out);
+  return load(out);
+}
+
 // Column `slot` of a key block, row `slot` of a value block; saturated to finite f16.
 inline void write_kv(const float* key, const float* value, int head_dim, int slot, uint16_t* keys, uint16_t* values) {
   const F32 largest = set1(kF16Largest), lowest = set1(-kF16Largest);
   for (int i = 0; i < head_dim; i += kPanel) {
-    float k[kPanel] = {}, v[kPanel] = {};
-    const int count = std::min(kPanel, head_dim - i);
-    std::copy_n(key + i, count, k);
-    std::copy_n(value + i, count, v);
     uint16_t rounded[kPanel];
-    store_f16(rounded, min(max(load(k), lowest), largest));
+    store_f16(rounded, min(max(load_some(key + i, head_dim - i), lowest), largest));
     for (int j = 0; j < kPanel; ++j) keys[size_t(i + j) * kBlock + slot] = rounded[j];
-    store_f16(values + size_t(slot) * padded(head_dim) + i, min(max(load(v), lowest), largest));
+    store_f16(values + size_t(slot) * padded(head_dim) + i, min(max(load_some(value + i, head_dim - i), lowest), largest));
   }
 }
 
@@ -223,7 +227,8 @@ inline TileWork prepare_tile(const KvView& kv, int start, int last, bool copy, f
 inline Rows prepare_rows(const QueryTile& tile, int head_dim, float* states, float* scratch) {
   Rows rows(scratch, padded(head_dim));
   rows.count = tile.rows();
-  for (int r = 0; r < rows.count; ++r) std::copy_n(tile.row(r), head_dim, rows.queries + r * rows.size);
+  for (int r = 0; r < rows.count; ++r)
+    for (int i = 0; i < head_dim; i += kPanel) store(rows.queries + r * rows.size + i, load_some(tile.row(r) + i, head_dim - i));
   std::fill_n(rows.lane_sums, size_t(rows.count) * kPanel, 0.0f);
   std::fill_n(rows.highest, kMaxQueryRows + kPanel, -std::numeric_limits<float>::infinity());
   std::fill_n(states, rows.count * (rows.size + kPanel), 0.0f);
@@ -272,7 +277,9 @@ inline void merge(float* into, const float* other, int head_dim) {
 
 inline void finish(const float* state, int head_dim, float* out) {
   const float factor = 1.0f / state[1];
-  for (int i = 0; i < head_dim; ++i) out[i] = state[kPanel + i] * factor;
+  const int whole = head_dim / kPanel * kPanel;
+  for (int i = 0; i < whole; i += kPanel) store(out + i, load(state + kPanel + i) * set1(factor));
+  for (int i = whole; i < head_dim; ++i) out[i] = state[kPanel + i] * factor;
 }
 
 }  // namespace twostep::TWOSTEP_ISA

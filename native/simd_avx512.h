@@ -34,6 +34,7 @@ inline F32 abs(F32 x) { return {_mm512_abs_ps(x.v)}; }
 inline F32 keep_if_at_least(F32 x, F32 test, F32 bound) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test.v, bound.v, _CMP_GE_OQ), x.v)};
 }
+inline bool any_at_least(F32 x, F32 bound) { return _mm512_cmp_ps_mask(x.v, bound.v, _CMP_GE_OQ) != 0; }
 inline I32 round_to_int(F32 x) { return {_mm512_cvtps_epi32(x.v)}; }
 inline F32 to_float(I32 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 inline I32 operator+(I32 x, I32 y) { return {_mm512_add_epi32(x.v, y.v)}; }
@@ -62,21 +63,40 @@ inline void store_i8(int8_t* p, I32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(x.v));
 }
 
+// In the order of fine values: 0, 2, 1, 3 of each four.
+inline void store_i16_fine(int16_t* p, I32 x) {
+  const __m256i words = _mm512_cvtsepi32_epi16(x.v);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
+}
+
 inline float horizontal_sum(F32 x) { return _mm512_reduce_add_ps(x.v); }
 inline float horizontal_max(F32 x) { return _mm512_reduce_max_ps(x.v); }
-inline int32_t horizontal_sum(I32 x) { return _mm512_reduce_add_epi32(x.v); }
 
-// Lane i: the greatest of rows[i]. Pairs are merged and their lanes interleaved, until all 16 rows lie in one vector.
-inline F32 horizontal_maxima(const F32 (&rows)[16]) {
+// Rows [i] merged to lane i by an operation: pairs are merged and their lanes interleaved, until all lie in one vector.
+template <class Merge>
+inline __m512 horizontal(const __m512 (&rows)[16], Merge&& merge) {
   __m512 quarter[4];
   for (int i = 0; i < 4; ++i) {
-    const __m512 a = rows[4 * i].v, b = rows[4 * i + 1].v, c = rows[4 * i + 2].v, d = rows[4 * i + 3].v;
-    const __m512d ab = _mm512_castps_pd(_mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
-    const __m512d cd = _mm512_castps_pd(_mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
-    quarter[i] = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    const __m512 a = rows[4 * i], b = rows[4 * i + 1], c = rows[4 * i + 2], d = rows[4 * i + 3];
+    const __m512d ab = _mm512_castps_pd(merge(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    const __m512d cd = _mm512_castps_pd(merge(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+    quarter[i] = merge(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
   }
-  const auto merge = [](__m512 x, __m512 y) { return _mm512_max_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd)); };
-  return {merge(merge(quarter[0], quarter[1]), merge(quarter[2], quarter[3]))};
+  const auto join = [&](__m512 x, __m512 y) { return merge(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd)); };
+  return join(join(quarter[0], quarter[1]), join(quarter[2], quarter[3]));
+}
+// Lane i: the greatest, or the sum, of rows[i].
+inline F32 horizontal_maxima(const F32 (&rows)[16]) {
+  __m512 v[16];
+  for (int i = 0; i < 16; ++i) v[i] = rows[i].v;
+  return {horizontal(v, [](__m512 x, __m512 y) { return _mm512_max_ps(x, y); })};
+}
+inline I32 horizontal_sums(const I32 (&rows)[16]) {
+  __m512 v[16];
+  for (int i = 0; i < 16; ++i) v[i] = _mm512_castsi512_ps(rows[i].v);
+  return {_mm512_castps_si512(horizontal(v, [](__m512 x, __m512 y) {
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), _mm512_castps_si512(y)));
+  }))};
 }
 
 inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }

@@ -62,6 +62,11 @@ inline F32 keep_if_at_least(F32 x, F32 test, F32 bound) {
   return each<F32Part>([&](int i) { return (F32Part)((I32Part)x.p[i] & (I32Part)(test.p[i] >= bound.p[i])); });
 }
 // Round to nearest even by the float adder: adding 1.5 · 2^23 leaves the integer in the low bits (|x| < 2^22).
+inline bool any_at_least(F32 x, F32 bound) {
+  const I32 found = each<I32Part>([&](int i) { return (I32Part)(x.p[i] >= bound.p[i]); });
+  const I32Part any = found.p[0] | found.p[1] | found.p[2] | found.p[3];
+  return (any[0] | any[1] | any[2] | any[3]) != 0;
+}
 inline I32 round_to_int(F32 x) {
   return each<I32Part>([&](int i) { return (I32Part)(x.p[i] + splat(0x1.8p23f)) - 0x4b400000; });
 }
@@ -111,6 +116,12 @@ inline void store_i8(int8_t* p, I32 x) {
   for (int i = 0; i < kPanel; ++i) p[i] = static_cast<int8_t>(x.p[i / 4][i % 4]);
 }
 
+// In the order of fine values: 0, 2, 1, 3 of each four.
+inline void store_i16_fine(int16_t* p, I32 x) {
+  for (int i = 0; i < kParts; ++i, p += 4)
+    for (int j = 0; j < 4; ++j) p[j] = static_cast<int16_t>(x.p[i][j == 1 || j == 2 ? 3 - j : j]);
+}
+
 inline float horizontal_sum(F32 x) {
   const F32Part s = (x.p[0] + x.p[2]) + (x.p[1] + x.p[3]);
   return (s[0] + s[2]) + (s[1] + s[3]);
@@ -121,15 +132,20 @@ inline float horizontal_max(F32 x) {
   const float a = s[0] > s[1] ? s[0] : s[1], b = s[2] > s[3] ? s[2] : s[3];
   return a > b ? a : b;
 }
-// Lane i: the greatest of rows[i].
-inline F32 horizontal_maxima(const F32 (&rows)[16]) {
-  F32 out;
-  for (int i = 0; i < 16; ++i) out.p[i / 4][i % 4] = horizontal_max(rows[i]);
-  return out;
-}
 inline int32_t horizontal_sum(I32 x) {
   const I32Part s = (x.p[0] + x.p[1]) + (x.p[2] + x.p[3]);
   return s[0] + s[1] + s[2] + s[3];
+}
+// Lane i: the greatest, or the sum, of rows[i].
+inline F32 horizontal_maxima(const F32 (&rows)[16]) {
+  F32 out;
+  for (int i = 0; i < 16; ++i) out.p[i / kParts][i % kParts] = horizontal_max(rows[i]);
+  return out;
+}
+inline I32 horizontal_sums(const I32 (&rows)[16]) {
+  I32 out;
+  for (int i = 0; i < 16; ++i) out.p[i / kParts][i % kParts] = horizontal_sum(rows[i]);
+  return out;
 }
 
 inline Bytes load_bytes(const uint8_t* p) { return each<BytePart>([&](int i) { return load_part<BytePart>(p + 16 * i); }); }

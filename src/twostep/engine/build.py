@@ -1,6 +1,6 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from twostep.core.request import BLOCK_TOKENS, blocks_for
@@ -107,6 +107,8 @@ class Kernels(NamedTuple):
     sampler: Sampler
     isa: str
     threads: int
+    slept_ns: Callable[[], int]
+    """See `Cores`."""
 
 
 def kernels(model: LoadedModel, config: EngineConfig, blocks: Sequence[int]) -> Kernels:
@@ -116,7 +118,7 @@ def kernels(model: LoadedModel, config: EngineConfig, blocks: Sequence[int]) -> 
     """
     vocab = model.network.shape.vocab
     if config.executor == "reference":
-        return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1)
+        return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1, lambda: 0)
     native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
     native.reserve(config.max_step_tokens, config.max_num_seqs)
-    return Kernels(native, native.sampler(), native.isa, native.threads)
+    return Kernels(native, native.sampler(), native.isa, native.threads, native.slept_ns)

@@ -53,6 +53,7 @@ class Engine:
             blocks_for(self.sizing.context_tokens),
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
+            slept_ns=self.kernels.slept_ns,
         )
         self._surroundings = EngineSurroundings(
             self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort))

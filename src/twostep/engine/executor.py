@@ -1,6 +1,6 @@
 """Computes the scheduler's steps with the kernels: arrays, forward, samples, and what that means for each answer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -52,15 +52,23 @@ class KernelExecutor:
     """A `StepExecutor` over real kernels. Steps are computed beside the caller if `overlap`, else within `finish`."""
 
     def __init__(
-        self, kernels: Executor, sampler: Sampler, seats: int, blocks: int, *, overlap: bool, threads: int
+        self,
+        kernels: Executor,
+        sampler: Sampler,
+        seats: int,
+        blocks: int,
+        *,
+        overlap: bool,
+        threads: int,
+        slept_ns: Callable[[], int],
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known."""
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `slept_ns`: see `Cores`."""
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
         self.starved_ns = 0
         """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
-        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads)
+        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, slept_ns)
         self._tables = BlockTables(seats, blocks, len(kernels.capabilities.layout.groups))
         self._rows = StandingRows(seats)
         self._work: Work | None = None
