@@ -84,13 +84,16 @@ clean:
 $(VENV)/tools: pyproject.toml scripts/needs.py
 	@$(PYTHON) scripts/needs.py
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m virtualenv --quiet $(VENV)
-	$(PIP_INSTALL) 'scikit-build-core>=0.10' 'nanobind>=2.2' 'cmake>=3.15' ninja
+	@echo "twostep: installing build tools into $(VENV) (about half a minute)"
+	@$(PIP_INSTALL) 'scikit-build-core>=0.10' 'nanobind>=2.2' 'cmake>=3.15' ninja
 	@touch $@
 
 $(VENV)/installed: $(SOURCES) $(VENV)/tools
-	$(PIP_INSTALL) --no-build-isolation '.[structured]'
+	@echo "twostep: compiling the kernels and installing into $(VENV) (about two minutes on two cores the first time)"
+	@$(PIP_INSTALL) --no-build-isolation '.[structured]'
 	@touch $@
 
 $(VENV)/dev: pyproject.toml $(VENV)/installed
-	$(PIP_INSTALL) --no-build-isolation '.[dev]'
+	@echo "twostep: installing linter, type checker and test tools into $(VENV) (about a minute)"
+	@$(PIP_INSTALL) --no-build-isolation '.[dev]'
 	@touch $@

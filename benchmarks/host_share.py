@@ -83,7 +83,7 @@ def _decode(model: LoadedModel, effort: Effort, overlap: bool, run: int) -> Elap
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         for i in range(effort.batch):
             engine.submit(prompt(CONTEXT, "host", run, i), params, stream=True)
-        while len(engine.scheduler.standing) < effort.batch:
+        while len(engine.scheduler.decode_batch) < effort.batch:
             engine.turn()
         _turns(engine, WARM_STEPS)
         watch = _Watch(engine)
@@ -110,6 +110,7 @@ class _Watch:
         self._parts = inner._kernels, inner._sampler = _Timed(inner._kernels), _Timed(inner._sampler)
         loop: Any = engine._loop
         self._executor: StepExecutor = loop._executor
+        self.capabilities = self._executor.capabilities
         loop._executor = self
 
     def kernels_ns(self) -> int:
@@ -118,9 +119,9 @@ class _Watch:
     def start(self, step: Step) -> None:
         self._executor.start(step)
 
-    def finish(self) -> StepResult:
-        result = self._executor.finish()
-        self.steps_ns += result.step_ns
+    def poll(self) -> StepResult | None:
+        result = self._executor.poll()
+        self.steps_ns += result.step_ns if result else 0
         return result
 
 

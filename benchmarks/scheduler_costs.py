@@ -7,8 +7,8 @@ from statistics import mean, median
 from benchmarks.progress import say
 from benchmarks.scheduling import Rig, Turn, step_ns
 from benchmarks.spread import Spread, spread
+from twostep.core.cost import StepShape
 from twostep.core.request import BLOCK_TOKENS, blocks_for
-from twostep.core.step_time import StepShape
 from twostep.metrics.summary import percentile
 from twostep.settings import Settings
 
@@ -128,7 +128,7 @@ def _standing_rig(chunking: str, standing: int, steps: int, *, spare_tokens: int
     rig = Rig(_settings(chunking, standing, spare_tokens, blocks))
     for i in range(standing):
         rig.arrive(first + i % BLOCK_TOKENS, 2 * steps + 8 * BLOCK_TOKENS, arrived=True)
-    while len(rig.scheduler.standing) < standing:
+    while len(rig.scheduler.decode_batch) < standing:
         rig.turn()
     rig.turn()
     return rig
@@ -136,7 +136,7 @@ def _standing_rig(chunking: str, standing: int, steps: int, *, spare_tokens: int
 
 def _settings(chunking: str, standing: int, spare_tokens: int, blocks: int) -> Settings:
     tokens = standing + spare_tokens
-    budget_ms = step_ns(StepShape(tokens, standing * CONTEXT + spare_tokens * LONG_PROMPT, standing)) / 1e6
+    budget_ms = step_ns(StepShape(tokens, spare_tokens * LONG_PROMPT, 0, standing * CONTEXT, standing)) / 1e6
     return Settings(
         blocks=(blocks,),
         seats=standing + 4 * TOGETHER,

@@ -4,16 +4,17 @@ from itertools import count
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from twostep.core.cost import StepShape
 from twostep.core.plan import Plan, Resolved, Step, StepResult
 from twostep.core.request import BLOCK_TOKENS, Request
 from twostep.core.scheduler import Scheduler
-from twostep.core.step_time import StepShape
+from twostep.perf.linear import LinearCostModel
 from twostep.settings import Settings
 
 
 def step_ns(shape: StepShape) -> int:
     """What a step is said to take: about SmolLM2 on two cores, so that a fitted model has something to learn."""
-    return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.sampled
+    return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.logit_rows
 
 
 class Turn(NamedTuple):
@@ -37,7 +38,8 @@ class Rig:
     """
 
     def __init__(self, settings: Settings, *, hashing: bool = True) -> None:
-        self.scheduler = Scheduler(settings.config())
+        by_time = settings.chunking.startswith("time")
+        self.scheduler = Scheduler(settings.config(), LinearCostModel() if by_time else None)
         self._hashing = hashing
         self._ids, self._names = count(), count()
         self._clock_ns = 0

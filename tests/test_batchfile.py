@@ -19,6 +19,7 @@ from twostep.batchfile.run import MAX_OUTSTANDING
 from twostep.cli.batch import UnansweredError, answer_file
 from twostep.cli.main import main
 from twostep.engine.kv_memory import kv_memory
+from twostep.input_file import InputFile
 from twostep.model.loaded import LoadedModel, open_model
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -152,9 +153,7 @@ GOOD = json.dumps(completion("a")).encode() + b"\n"
         (b'{"custom_id": "a", "method": "POST", "url": ["x"]}', "line 1: url is ['x']; supported: /v1/chat/completi"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_a_file_that_is_wrong_is_refused_before_anything_is_done(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "in").write_bytes(content)
     with pytest.raises(BatchFileError) as refused:
         answer_file(tmp_path / "in", tmp_path / "out", never, ["m"])
@@ -164,7 +163,7 @@ def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
 
 def test_empty_lines_are_no_requests(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\n" + GOOD + b"  \n\n")
-    assert check_lines(tmp_path / "in") == {"a": 2}
+    assert check_lines(InputFile(tmp_path / "in")) == {"a": 2}
 
 
 def test_a_second_run_answers_only_what_is_left(model: LoadedModel, tmp_path: Path) -> None:
@@ -375,3 +374,13 @@ def test_a_last_line_without_an_end_that_is_no_torn_answer_is_never_cut_off(tmp_
     with pytest.raises(BatchFileError, match="is no answer"):
         AnswerFile(out, {"a": 1})
     assert out.read_bytes() == tail
+
+
+def test_requests_from_a_pipe_are_checked_and_answered(model: LoadedModel, tmp_path: Path) -> None:
+    lines = [completion("a"), chat("b")]
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as pipe:
+        pipe.writelines(json.dumps(line).encode() + b"\n" for line in lines)
+    answer_file(Path(f"/dev/fd/{reader}"), tmp_path / "out", lambda: FakeEngine(model), ["m"])
+    os.close(reader)
+    assert answers_in(tmp_path / "out").keys() == {"a", "b"}

@@ -494,9 +494,9 @@ def test_a_named_model_is_asked_whatever_is_listed() -> None:
         (TWO, "200 OK", r"lists 2 models \(a, b\); name the one to be asked \(--model\)"),
         ({"data": []}, "200 OK", "lists 0 models"),
         ({"data": [{"id": "a\x1b[2J"}, {"id": "b" * 9999}]}, "200 OK", r"2 models \(a\ufffd\[2J, b{200,300}…\)"),
-        ({}, "404 Not Found", r"HTTP status: 404; name the model \(--model\)"),
+        ({}, "404 Not Found", r"/models: status 404: {}; name the model \(--model\)"),
         ([], "200 OK", r"no list of models.*; name the model \(--model\)"),
-        ({}, "503 Service Unavailable", "turned away.*: 503$"),
+        ({}, "503 Service Unavailable", r"/models: status 503: {}$"),
         ({}, "302 Found", "302, Location /elsewhere"),
         ({"data": [5]}, "200 OK", "no list of models"),
         ("x" * (5 << 20), "200 OK", "more than 4194304 bytes"),
@@ -512,7 +512,7 @@ def test_no_server_at_all() -> None:
         async with serving(stream()) as url:
             return url
 
-    with pytest.raises(TargetError, match="no connection"):
+    with pytest.raises(TargetError, match="/v1: Connection refused; no server runs there"):
         asyncio.run(connect(Target(asyncio.run(unused()))))
 
 
@@ -529,5 +529,5 @@ def test_a_server_without_tls() -> None:
         async with listening:
             await connect(Target(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
 
-    with pytest.raises(TargetError, match=r"connection refused: .*SSL"):
+    with pytest.raises(TargetError, match=r"/models: no TLS connection: .*; does the server speak https\?"):
         asyncio.run(connecting())

@@ -20,6 +20,7 @@ from twostep.bench.record import Closed, End
 from twostep.bench.report import report, write_report
 from twostep.bench.report_cdf import POINTS
 from twostep.bench.report_figure import evenly
+from twostep.bench.report_loads import latency_figure, rates_figure, tokens_figure
 from twostep.bench.result import Result, Run, Step
 from twostep.bench.svg_axis import Axis, LogAxis, axis, fitting_axis
 from twostep.bench.svg_plane import Plane, Series, labelled_lines, spread, staircase
@@ -213,10 +214,35 @@ def test_axes_hold_their_values(values: list[float]) -> None:
         assert -1e-9 <= found.share(value) <= 1 + 1e-9
 
 
+def kept_to(rate: float) -> Run:
+    """A run whose requests came as they were asked, which is at about this rate."""
+    outcomes = queue(rate)
+    return run(outcomes, rate=run(outcomes).offered)
+
+
 def test_loads_of_a_sweep_lie_on_a_logarithmic_axis() -> None:
-    near, far = ([run(queue(rate), rate=rate) for rate in rates] for rates in ((1.0, 8.0), (1.0, 8.0, 64.0)))
+    near, far = ([kept_to(rate) for rate in rates] for rates in ((1.0, 8.0), (1.0, 8.0, 64.0)))
     assert "requests asked per second, log scale" not in report(result(*near))
     assert report(result(*far)).count("requests asked per second, log scale") == 4
+
+
+def test_loads_whose_requests_wait_for_answers_are_drawn_at_what_was_due() -> None:
+    """Asked at 2 and 64 a second, of which 2 and 8 came about: the plot ends where the load did."""
+    slow, fast = run(queue(2), rate=2), run(queue(8), rate=64)
+    page = report(result(slow, fast))
+    assert page.count("requests due per second, fewer than asked for as some wait") == 4
+    assert slow.offered is not None
+    assert fast.offered is not None
+    for figure in (latency_figure([fast, slow], "ttft"), rates_figure([slow, fast]), tokens_figure([slow, fast])):
+        assert ">64<" not in figure.svg
+    tips = re.findall(r"<title>([\d.]+): TTFT p50", latency_figure([fast, slow], "ttft").svg)
+    assert tips == [number(slow.offered), number(fast.offered)]
+
+
+def test_loads_that_came_as_asked_are_drawn_at_what_was_asked() -> None:
+    page = report(result(kept_to(2), kept_to(8)))
+    assert "requests due per second" not in page
+    assert "requests asked per second" in page
 
 
 def test_values_far_apart_get_a_logarithmic_axis_that_says_so() -> None:

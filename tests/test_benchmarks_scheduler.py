@@ -21,7 +21,7 @@ def test_a_request_whose_kv_arrives_decodes_after_one_step() -> None:
     for _ in range(4):
         rig.arrive(100, 50, arrived=True)
     assert [chunk.tokens for chunk in rig.turn().plan.chunks] == [1] * 4
-    assert len(rig.scheduler.standing) == 4
+    assert len(rig.scheduler.decode_batch) == 4
     assert not rig.turn().plan.chunks
 
 

@@ -46,7 +46,7 @@ WHOLE = Timeline(
     preemptions=(Preemption(221 * MS, 358, Reason(Why.OUT_OF_BLOCKS, (3,)),
                             (Held(Reason(Why.AFTER_PREEMPTION), 20 * MS, 1),)),),
     finish_ns=520 * MS,
-    held=(Held(Reason(Why.NO_SEAT, (4,)), 30 * MS, 3), Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 15 * MS, 1)),
+    held=(Held(Reason(Why.NO_SLOT, (4,)), 30 * MS, 3), Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 15 * MS, 1)),
     decodes=(DecodeTime(160 * MS, 220 * MS, 2, 1, 55 * MS, tokens=12, alone_ns=20 * MS, prefill_ns=25 * MS),),
 )  # fmt: skip
 
@@ -84,8 +84,8 @@ def test_its_text() -> None:
     for expected in (
         "cmpl-1: 4 prompt tokens + 4 tokens",
         "held by preemption: it gave up its KV blocks, waited and computed again; 298.0 of 524.0 ms (57%)",
-        "all 4 seats are taken: 30.000, 3 steps",
-        "group 0 of blocks: needs 9, 3 are free, 1 of them kept for those that run: 15.000, 1 step\n",
+        "all 4 slots are taken: 30.000, 3 steps",
+        "block group 0: needs 9, 3 are free, 1 of them reserved for running requests: 15.000, 1 step\n",
         "       9.000       50.000  queued",
         "prefill, 256 tokens in step 7: ITL budget 40.0 ms, predicted 39.0 ms",
         "shared with 4 tokens of others; estimated: own work 30.000, theirs 8.000",
@@ -434,8 +434,8 @@ def waited(seen: Watched, number: int) -> Counter[Why]:
 
 
 def reason_for(end: StepEnd, number: int) -> Why:
-    shared = {held.number for held in end.step.plan.held if held.reason.why is Why.SHARES_PREFIX}
-    others = [held.reason.why for held in end.step.plan.held if held.reason.why is not Why.SHARES_PREFIX]
+    shared = {held.number for held in end.step.plan.not_admitted if held.reason.why is Why.SHARES_PREFIX}
+    others = [held.reason.why for held in end.step.plan.not_admitted if held.reason.why is not Why.SHARES_PREFIX]
     return Why.SHARES_PREFIX if number in shared else others[-1] if others else Why.NO_BUDGET
 
 

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.engines import STORIES
+from support.gguf_writer import write_gguf
+
+from twostep.model.gguf import read_gguf
 
 COMMAND = Path(sys.executable).parent / "twostep"
 PROMPT = "Why is the sky blue?"
@@ -201,6 +206,52 @@ def test_a_missing_file() -> None:
     assert complaint("inspect", "no/such.gguf") == "no/such.gguf: no such file"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "Qwen/Qwen2.5-0.5B"],
+        ["inspect", "Qwen/Qwen2.5-0.5B:Q4_K_M"],
+        ["generate", PROMPT, "--model", "https://huggingface.co/Qwen/Qwen2.5-0.5B"],
+        ["pull", "hf.co/Qwen/Qwen2.5-0.5B"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_repository_of_the_hub(words: list[str]) -> None:
+    message = complaint(*words)
+    assert "; Qwen/Qwen2.5-0.5B may be a repository of the Hugging Face Hub, from which nothing is" in message
+    assert message.endswith("download a .gguf file of it and give its path")
+
+
+def test_a_path_that_is_none_of_the_hub_s() -> None:
+    assert complaint("inspect", "a/b/c") == "a/b/c: no such file"
+    assert complaint("inspect", "./a/b") == "a/b: no such file"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported"),
+        ({"general.architecture": "llama"}, "key 'llama."),
+    ],
+)
+def test_inspect_shows_what_a_file_has_that_cannot_be_run(
+    tmp_path: Path, metadata: dict[str, str], problem: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {**metadata, "general.name": "Nobody"})
+    result = twostep("inspect", str(path))
+    assert result.returncode == 1
+    assert b"Nobody" in result.stdout
+    assert result.stderr.decode().startswith(f"twostep: {path}: {problem}")
+    assert result.stderr.count(b"\n") == 1
+
+
+def test_inspect_of_a_tokenizer_that_cannot_be_used() -> None:
+    """The network of this file can be run."""
+    result = twostep("inspect", str(STORIES))
+    assert (result.returncode, b"5 layers" in result.stdout) == (1, True)
+    assert b"supported: 'gpt2'" in result.stderr
+
+
 def test_an_unknown_name_gets_near_ones(tmp_path: Path) -> None:
     message = complaint("generate", PROMPT, "--model", "smollm-135m", TWOSTEP_MODELS=str(tmp_path))
     assert message == (
@@ -261,6 +312,33 @@ class TestStreams:
         result = subprocess.run(shell, capture_output=True, timeout=60, check=False)
         assert (result.returncode, result.stderr.decode()) == (1, f"twostep: {message}\n")
 
+    @pytest.mark.parametrize(
+        ("command", "code"),
+        [
+            ("models", 0),
+            ("inspect smollm2-135m", 0),
+            ("pull smollm2-135m", 0),
+            ("generate Hi --max-tokens 2 --temperature 0 --stats", 0),
+            ("chat --max-tokens 2 <<< Hi", 0),
+            ("workload show no-such-file", 1),
+            ("replay no-such-file", 1),
+            ("explain no-such-id --url http://127.0.0.1:9", 1),
+            ("bench --url http://127.0.0.1:9", 1),
+            ("nonsense", 2),
+        ],
+    )
+    @pytest.mark.usefixtures("default_model_path")
+    def test_without_standard_error(self, command: str, code: int) -> None:
+        """What would be said there gets lost: not into standard output, nor into a file that got the number."""
+        shown, silent = (
+            subprocess.run(["bash", "-c", f"'{COMMAND}' {command} {to}"], capture_output=True, timeout=120, check=False)
+            for to in ("2>/dev/null", "2>&-")
+        )
+        assert (silent.returncode, shown.returncode) == (code, code)
+        assert silent.stderr == b""
+        if not command.startswith("chat"):  # whose answers are random
+            assert silent.stdout == shown.stdout
+
 
 def test_a_path_that_no_system_takes() -> None:
     assert complaint("inspect", "x" * 300 + ".gguf").startswith("File name too long: ")
@@ -277,6 +355,29 @@ def test_weights_that_are_no_numbers(default_model_path: Path, tmp_path: Path) -
     damaged.write_bytes(content)
     result = twostep("generate", PROMPT, "--model", str(damaged))
     assert (result.returncode, result.stderr) == (1, b"twostep: the logits hold NaN or +infinity\n")
+
+
+def test_token_types_that_are_all_wrong_are_told_and_change_nothing(default_model_path: Path, tmp_path: Path) -> None:
+    sound, wrong = default_model_path.read_bytes(), tmp_path / "wrong.gguf"
+    kinds = np.asarray(read_gguf(default_model_path).metadata.integers("tokenizer.ggml.token_type"))
+    assert sound.count(kinds.tobytes()) == 1
+    wrong.write_bytes(sound.replace(kinds.tobytes(), np.ones_like(kinds).tobytes()))
+    asked = ["generate", PROMPT, "--max-tokens", "8", "--model"]
+    result = twostep(*asked, str(wrong))
+    assert result.stdout == twostep(*asked, str(default_model_path)).stdout
+    note = "read as control tokens, which the file says they are not: '<|endoftext|>' (0), '<|im_start|>' (1), "
+    assert result.stderr.decode().startswith(f"twostep: wrong.gguf: {note}")
+    assert note in twostep("inspect", str(wrong)).stdout.decode()
+
+
+def test_control_tokens_in_a_prompt_are_text_unless_it_is_raw() -> None:
+    def prompt_tokens(*arguments: str) -> int:
+        shown = twostep("generate", "<|im_end|>" * 20, "--max-tokens", "1", "--stats", *arguments).stderr.decode()
+        return int(re.findall(r"(\d+) tokens", shown)[0])
+
+    assert prompt_tokens("--raw") == 20
+    assert prompt_tokens("--raw", "--no-parse-special") > 60
+    assert prompt_tokens() - prompt_tokens("--parse-special") > 40
 
 
 def test_pull_from_a_folder_that_may_only_be_read(default_model_path: Path, tmp_path: Path) -> None:

@@ -78,6 +78,19 @@ def test_a_server_at_several_loads(server: Served, tmp_path: Path, capsys: pytes
     assert shown == printed
 
 
+def test_a_workload_from_a_pipe_serves_every_level(
+    server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_workload(tmp_path / "w", Workload([WorkloadRequest(0.0, 20, 3), WorkloadRequest(0.1, 20, 3)]))
+    reader, writer = os.pipe()
+    os.write(writer, (tmp_path / "w").read_bytes())
+    os.close(writer)
+    words = ["--url", server.url, "--model", "small", "--workload", f"/dev/fd/{reader}", "--warmup", "0"]
+    _, result = measured(capsys, tmp_path, *words, "--concurrency", "1,2")
+    os.close(reader)
+    assert [run.summary.served for run in result.runs] == [2, 2]
+
+
 def test_a_rate(server: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--url", server.url, "--model", "small", "--endpoint", "chat", *SHORT, "--rate", "20"]
     _, result = measured(capsys, tmp_path, *words)
@@ -209,7 +222,8 @@ def test_all_changes_of_a_workload_are_made(server: Served, tmp_path: Path, caps
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    assert f"{url}/v1: no connection" in bench(capsys, "--url", url, code=1)
+    problem = f"twostep: {url}/v1: Connection refused; no server runs there (--url says where it is)"
+    assert problem in bench(capsys, "--url", url, code=1)
 
 
 def test_nothing_served_is_a_failure(server: Served, capsys: pytest.CaptureFixture[str]) -> None:

@@ -215,12 +215,12 @@ class TestWhatGoesWrong:
     def test_an_error_in_openai_s_form(self, stub: StubServer) -> None:
         body = b'{"error": {"message": "too\\nlong", "type": "invalid_request_error", "code": null}}'
         problem = self.failed(stub, lambda handler: handler.respond(body, 400))
-        assert problem == f"{stub.url}/v1/chat/completions: too long"
+        assert problem == f"{stub.url}/v1/chat/completions: status 400: too long"
         assert [message["content"] for message in stub.bodies[1]["messages"]] == ["Again"]
 
     def test_an_error_in_no_form(self, stub: StubServer) -> None:
         problem = self.failed(stub, lambda handler: handler.respond(b"<html>", 502))
-        assert problem == f"{stub.url}/v1/chat/completions: 502 Bad Gateway"
+        assert problem == f"{stub.url}/v1/chat/completions: status 502: <html>"
 
     def test_an_error_in_the_middle(self, stub: StubServer) -> None:
         problem = self.failed(stub, lambda handler: events(handler, chunk("He"), {"error": {"message": "engine died"}}))
@@ -239,9 +239,12 @@ class TestWhatGoesWrong:
             url = f"http://127.0.0.1:{free.getsockname()[1]}"
         assert complaint("--url", url) == f"{url}/v1: Connection refused; no server runs there (--url says where it is)"
 
-    @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:99999", "http://u:p@a", "http://[::1"])
+    def test_a_password_in_the_url_is_not_shown(self) -> None:
+        assert "secret" not in complaint("--url", "http://user:secret@host")
+
+    @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:99999", "http://[::1"])
     def test_addresses_that_are_none(self, url: str) -> None:
-        assert complaint("--url", url) == f"--url is {url!r}; it has to be like http://127.0.0.1:8000"
+        assert complaint("--url", url) == f"the URL is {url!r}; it has to be like http://127.0.0.1:8000"
 
     @pytest.mark.parametrize(
         ("arguments", "problem"),
@@ -299,8 +302,7 @@ def test_at_a_terminal_ctrl_c_throws_a_line_away_and_ctrl_d_leaves(stub: StubSer
             read_until(ours, "> $")
             os.write(ours, b"half a li")
             read_until(ours, "half a li$")
-            process.send_signal(signal.SIGINT)
-            read_until(ours, "> $")
+            interrupt_until_prompted(process, ours)
             os.write(ours, b"Hi\n")
             read_until(ours, r"Hello!\r\n\[TTFT .*\]\r\n> $")
             os.write(ours, b"\x04")
@@ -309,6 +311,16 @@ def test_at_a_terminal_ctrl_c_throws_a_line_away_and_ctrl_d_leaves(stub: StubSer
             process.kill()  # else a failure would wait for it
     os.close(ours)
     assert [message["content"] for message in stub.bodies[0]["messages"]] == ["Hi"]
+
+
+def interrupt_until_prompted(process: "subprocess.Popen[bytes]", terminal: int) -> None:
+    """Python does not see a signal that comes after readline has shown a character and before it waits for the next;
+    a person would press Ctrl-C again."""
+    for _ in range(30):
+        process.send_signal(signal.SIGINT)
+        if select.select([terminal], [], [], 1)[0]:
+            break
+    read_until(terminal, "> $")
 
 
 def read_until(terminal: int, pattern: str) -> None:

@@ -90,6 +90,15 @@ def test_it_starts_answers_and_ends_with_status_0() -> None:
         assert process.wait(20) == 0
 
 
+def test_uncut_prompts_need_no_other_setting() -> None:
+    with serving(*SMALL, "--chunking", "none") as (_, lines):
+        address = address_of(lines)
+        width = ask(f"{address}/v1/config")["settings"]["max_num_batched_tokens"]
+        assert width == {"value": 8192, "set_by": "preset chat, moved by --chunking"}
+        usage = ask(f"{address}/v1/completions", {"prompt": [5] * 1500, "max_tokens": 2})["usage"]
+        assert usage["prompt_tokens"] == 1500
+
+
 def test_its_own_chat_talks_with_it() -> None:
     with serving(*SMALL, "--api-key", "open-sesame") as (_, lines):
         command = [COMMAND, "chat", "--url", address_of(lines), "--max-tokens", "6", "--api-key"]
@@ -133,6 +142,25 @@ def test_an_open_door_is_mentioned() -> None:
         assert address_of(lines).startswith("http://127.0.0.1:")
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+def test_ipv4_and_ipv6_are_served_and_what_is_printed_answers() -> None:
+    with serving(*SMALL, "--host", "::", "--served-model-name", "one,two") as (_, lines):
+        address = address_of(lines)
+        assert [model["id"] for model in ask(f"{address}/v1/models")["data"]] == ["one", "two"]
+        port = address.rpartition(":")[2]
+        for other in (f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
+            answer = ask(f"{other}/v1/completions", {"model": "two", "prompt": "One", "max_tokens": 1})
+            assert answer["model"] == "two"
+        assert "note: whoever reaches :: may use it: no --api-key is set" in lines
+
+
+def test_several_hosts_are_served_and_named() -> None:
+    with serving(*SMALL, "--host", "127.0.0.1", "--host", "127.0.0.2") as (_, lines):
+        [first, second] = re.findall(r"http://[\d.]+:\d+", next(line for line in lines if "ready for requests" in line))
+        assert ask(f"{first}/v1/models") == ask(f"{second}/v1/models")
+        assert not [line for line in lines if line.startswith("note:")]
+
+
 def test_it_needs_no_network_and_listens_on_this_machine_alone(tmp_path: Path) -> None:
     """CASES 41, with a model that is here."""
     (tmp_path / "sitecustomize.py").write_text(NO_NETWORK)
@@ -155,7 +183,7 @@ def test_a_port_in_use() -> None:
         (["no/such.gguf"], "no/such.gguf: no such file"),
         (["smollm2-135n"], "unknown model 'smollm2-135n'; known: "),
         ([__file__], f"{__file__}: "),
-        ([str(STORIES)], f"{STORIES}: key 'tokenizer.ggml.model' is 'llama'; supported: 'gpt2' (byte-level BPE)"),
+        ([str(STORIES), "--port", "0"], f"{STORIES}: key 'tokenizer.ggml.model' is 'llama'; supported: 'gpt2' "),
         ([*SMALL, "--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
         ([*SMALL, "--kv-memory", "1KiB"], "the KV cache does not hold "),
         (["--port", "x"], "--port is 'x'; it has to be an integer"),
@@ -178,3 +206,13 @@ def test_help_lists_every_setting_and_loads_nothing_heavy() -> None:
     assert "--max-num-batched-tokens N" in shown
     assert "--no-enable-prefix-caching" in shown
     assert shown.endswith("\n[]\n")
+
+
+def test_variables_that_kubernetes_sets_are_named_in_a_line() -> None:
+    """The start goes on: here up to an address that nobody can listen on."""
+    variables = {"TWOSTEP_CHAT_SERVICE_HOST": "10.0.0.7", "TWOSTEP_PORT": "tcp://10.0.0.7:80"}
+    command = [COMMAND, "serve", "--host", "192.0.2.1"]
+    ended = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+    first, last = ended.stderr.splitlines()
+    assert first == f"twostep: ignored, as Kubernetes sets them for services: {', '.join(variables)}"
+    assert last.startswith("twostep: cannot listen on 192.0.2.1")

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checked_executor import CheckedExecutor
-from support.scheduling import MS, Session, TrueModel, config, text
+from support.scheduling import MS, Session, config, text
 
 from twostep.core.kv_cache import BlockGroup
 from twostep.core.policies import (
     MOST_PASSES,
-    Chunking,
+    ChunkPolicy,
     Order,
     ShortestPrefill,
     TimeBudget,
@@ -27,7 +27,7 @@ from twostep.core.scheduler import SchedulerConfig
 
 CONTEXT_TOKENS = 700
 ORDERS: list[Order] = [fcfs, by_priority, ShortestPrefill(CONTEXT_TOKENS)]
-CUTTING: list[Chunking] = [TokenBudget(8), TokenBudget(64), TimeBudget(TrueModel(), 40 * MS)]
+CUTTING: list[ChunkPolicy] = [TokenBudget(8), TokenBudget(64), TimeBudget(40 * MS)]
 few_examples = settings(max_examples=25, deadline=None, derandomize=True)
 
 asked = st.lists(
@@ -64,9 +64,11 @@ def steps_of(session: Session) -> Iterator[tuple[int, dict[int, int]]]:
 
 @few_examples
 @given(requests=asked, chunking=st.sampled_from([*CUTTING, Unchunked(300)]), order=st.sampled_from(ORDERS))
-def test_a_stream_gets_a_token_in_every_step_until_it_ends(requests: Asked, chunking: Chunking, order: Order) -> None:
+def test_a_stream_gets_a_token_in_every_step_until_it_ends(
+    requests: Asked, chunking: ChunkPolicy, order: Order
+) -> None:
     """More than asked: every second step would do. With room for all, so that nobody is preempted."""
-    session = served(config(context_tokens=CONTEXT_TOKENS, chunking=chunking, order=order, blocks=2000), requests)
+    session = served(config(max_model_len=CONTEXT_TOKENS, chunking=chunking, order=order, blocks=2000), requests)
     computed_in = defaultdict(list)
     sampled_from: dict[int, int] = {}
     for step, tokens in steps_of(session):
@@ -83,10 +85,10 @@ def test_a_stream_gets_a_token_in_every_step_until_it_ends(requests: Asked, chun
 @few_examples
 @given(requests=asked, chunking=st.sampled_from(CUTTING), order=st.sampled_from(ORDERS))
 def test_a_prompt_in_prefill_advances_at_least_every_fourth_step(
-    requests: Asked, chunking: Chunking, order: Order
+    requests: Asked, chunking: ChunkPolicy, order: Order
 ) -> None:
     """By 16 tokens, or by all that it lacks, however little budget there is."""
-    session = served(config(context_tokens=CONTEXT_TOKENS, chunking=chunking, order=order, blocks=2000), requests)
+    session = served(config(max_model_len=CONTEXT_TOKENS, chunking=chunking, order=order, blocks=2000), requests)
     assert longest_wait_of_prompts(session) <= 4
 
 
@@ -117,7 +119,8 @@ def longest_wait_of_prompts(session: Session) -> int:
 def test_no_more_than_64_later_ones_of_its_priority_pass_a_request(order: Order, blocks: int) -> None:
     """One waits for a prefix that a long prompt computes at the least pace; short ones stream in behind it."""
     chunking = TokenBudget(64)
-    session = Session(config(blocks=blocks, chunking=chunking, context_tokens=CONTEXT_TOKENS, order=order, seats=48))
+    settings = config(blocks=blocks, chunking=chunking, max_model_len=CONTEXT_TOKENS, order=order, max_num_seqs=48)
+    session = Session(settings)
     long = text(690)
     session.ask(long, 2)
     waiting = session.ask([*long[:680], 9, 9], 2, at_ns=30 * MS)
@@ -135,7 +138,7 @@ def test_no_more_than_64_later_ones_of_its_priority_pass_a_request(order: Order,
 
 
 def test_shortest_prefill_ages_so_that_short_ones_pass_a_long_one_but_not_for_ever() -> None:
-    session = Session(config(order=ShortestPrefill(CONTEXT_TOKENS), seats=1, context_tokens=CONTEXT_TOKENS))
+    session = Session(config(order=ShortestPrefill(CONTEXT_TOKENS), max_num_seqs=1, max_model_len=CONTEXT_TOKENS))
     session.ask(text(10), 20)
     long = session.ask(text(690, 1), 1)
     for i in range(200):
@@ -148,8 +151,8 @@ def test_shortest_prefill_ages_so_that_short_ones_pass_a_long_one_but_not_for_ev
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("chunking", [*CUTTING, Unchunked(200)])
-def test_equals_get_their_first_tokens_in_the_order_of_arrival(order: Order, chunking: Chunking) -> None:
-    session = Session(config(order=order, chunking=chunking, seats=4, context_tokens=CONTEXT_TOKENS))
+def test_equals_get_their_first_tokens_in_the_order_of_arrival(order: Order, chunking: ChunkPolicy) -> None:
+    session = Session(config(order=order, chunking=chunking, max_num_seqs=4, max_model_len=CONTEXT_TOKENS))
     names = [session.ask(text(150, i), 3, at_ns=i * MS) for i in range(20)]
     session.run()
     first_tokens = [session.life(name).token_ns[0] for name in names]
@@ -158,9 +161,12 @@ def test_equals_get_their_first_tokens_in_the_order_of_arrival(order: Order, chu
 
 @few_examples
 @given(requests=asked, chunking=st.sampled_from(CUTTING), blocks=st.integers(45, 70))
-def test_the_earliest_of_the_most_urgent_is_never_preempted(requests: Asked, chunking: Chunking, blocks: int) -> None:
+def test_the_earliest_of_the_most_urgent_is_never_preempted(
+    requests: Asked, chunking: ChunkPolicy, blocks: int
+) -> None:
     """So there is always one that ends, then another: no livelock."""
-    session = served(config(context_tokens=CONTEXT_TOKENS, chunking=chunking, blocks=blocks, step_tokens=300), requests)
+    settings = config(max_model_len=CONTEXT_TOKENS, chunking=chunking, blocks=blocks, max_num_batched_tokens=300)
+    session = served(settings, requests)
     first = min(session.lives, key=lambda number: (session.lives[number].request.priority, number))
     assert first not in {preemption.number for preemption in session.preemptions}
 
@@ -170,7 +176,7 @@ def test_priority_does_not_preempt_unless_allowed() -> None:
     preempted = {}
     ttft_ns = {}
     for allowed in (False, True):
-        session = Session(config(seats=2, priority_preempts=allowed))
+        session = Session(config(max_num_seqs=2, priority_preempts=allowed))
         for i in range(2):
             session.ask(text(40, i), 200, priority=1)
         urgent = session.ask(text(40, 7), 5, at_ns=200 * MS)
@@ -184,7 +190,7 @@ def test_priority_does_not_preempt_unless_allowed() -> None:
 
 
 def test_an_urgent_one_that_waits_for_a_prefix_takes_no_seat_again_and_again() -> None:
-    session = Session(config(seats=2, chunking=TokenBudget(32), priority_preempts=True))
+    session = Session(config(max_num_seqs=2, chunking=TokenBudget(32), priority_preempts=True))
     long = text(800)
     session.ask(long, 5, priority=1)
     session.ask(text(30, 5), 200, priority=1)
@@ -206,7 +212,7 @@ def test_an_urgent_one_takes_no_more_blocks_than_it_needs() -> None:
 
 
 def test_drafts_never_exceed_the_steps_tokens_nor_starve_prompts() -> None:
-    settings = config(blocks=200, seats=8, step_tokens=8 + 256, chunking=TokenBudget(64))
+    settings = config(blocks=200, max_num_seqs=8, max_num_batched_tokens=8 + 256, chunking=TokenBudget(64))
     executor = CheckedExecutor(settings.groups, stops=False, drafts=lambda number, known: 400)
     session = Session(settings, executor)
     for i in range(2):
@@ -224,7 +230,8 @@ def test_a_found_prefix_needs_no_more_of_a_windowed_group_than_a_miss() -> None:
     step_tokens, window = 1 + 256, 40
     smallest = -(-(window + step_tokens + 16) // 16)
     groups = (BlockGroup(200), BlockGroup(smallest, window))
-    session = Session(config(groups=groups, seats=1, step_tokens=step_tokens, chunking=TokenBudget(64)))
+    chunking = TokenBudget(64)
+    session = Session(config(groups=groups, max_num_seqs=1, max_num_batched_tokens=step_tokens, chunking=chunking))
     session.ask(text(330), 2)
     session.ask([*text(330), *text(700, 3)], 2, at_ns=1000 * MS)
     session.run()
@@ -235,7 +242,8 @@ def test_a_found_prefix_needs_no_more_of_a_windowed_group_than_a_miss() -> None:
 def test_kv_that_arrives_takes_of_a_windowed_group_only_what_is_still_seen() -> None:
     step_tokens, window = 1 + 256, 40
     groups = (BlockGroup(200), BlockGroup(-(-(window + step_tokens + 16) // 16), window))
-    session = Session(config(groups=groups, seats=1, step_tokens=step_tokens, chunking=TokenBudget(64)))
+    chunking = TokenBudget(64)
+    session = Session(config(groups=groups, max_num_seqs=1, max_num_batched_tokens=step_tokens, chunking=chunking))
     request = session.ask(text(1000), 20, arrived_tokens=900)
     session.run()
     session.check_answers()

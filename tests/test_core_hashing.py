@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.core.hashing import HASH_BYTES, block_hash, prompt_hashes, root_hash
+from twostep.core.blocks import HASH_BYTES, block_hash, prompt_hashes, root_hash
 from twostep.core.request import BLOCK_TOKENS
 
 ROOT = root_hash("model", "f16")
@@ -61,7 +61,7 @@ def test_a_block_after_another_is_the_prompts_next() -> None:
 
 def test_names_are_the_same_in_every_process() -> None:
     """Never Python's `hash`, which differs from process to process."""
-    program = "from twostep.core.hashing import *; print(prompt_hashes(root_hash('model', 'f16'), range(32))[-1].hex())"
+    program = "from twostep.core.blocks import *; print(prompt_hashes(root_hash('model', 'f16'), range(32))[-1].hex())"
     found = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twostep.core.hashing import prompt_hashes, root_hash
+from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.kv_cache import BlockGroup, Copied, Granted, KvCache
 from twostep.core.request import Request, Sequence
 

@@ -54,14 +54,14 @@ def test_with_nothing_to_do_it_says_so_and_begins_no_step() -> None:
 def test_a_step_that_was_interrupted_is_taken_up_again() -> None:
     session = Session(config())
     name = session.ask(text(20), 10)
-    finish = session.executor.finish
+    poll = session.executor.poll
 
     def interrupted() -> None:
-        session.executor.finish = finish  # type: ignore[method-assign]
+        session.executor.poll = poll  # type: ignore[method-assign]
         raise KeyboardInterrupt
 
     session.turn()
-    session.executor.finish = interrupted  # type: ignore[assignment, method-assign]
+    session.executor.poll = interrupted  # type: ignore[assignment, method-assign]
     with pytest.raises(KeyboardInterrupt):
         session.turn()
     session.run()

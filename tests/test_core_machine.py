@@ -9,12 +9,12 @@ from support.checked_executor import CheckedExecutor, answer_alone
 from support.plan_rules import planned
 from support.scheduling import ROOT, TrueModel
 
-from twostep.core.hashing import prompt_hashes
+from twostep.core.blocks import prompt_hashes
 from twostep.core.kv_cache import BlockGroup
 from twostep.core.plan import Finished, Plan, Step
 from twostep.core.policies import (
     Batching,
-    Chunking,
+    ChunkPolicy,
     Continuous,
     Order,
     ShortestPrefill,
@@ -32,12 +32,12 @@ CONTEXT_TOKENS = 240
 LEAST_SHARES = 16 * 16
 SHARED_TEXT = [(7 * i) % 251 for i in range(CONTEXT_TOKENS)]
 """Prompts begin with a part of it, so that they share prefixes."""
-CHUNKINGS: list[Chunking] = [
+CHUNKINGS: list[ChunkPolicy] = [
     Unchunked(60),
     TokenBudget(8),
     TokenBudget(50),
-    TimeBudget(TrueModel(), 20_000_000),
-    TimeBudget(TrueModel(), 90_000_000),
+    TimeBudget(20_000_000),
+    TimeBudget(90_000_000),
 ]
 BATCHINGS: list[Batching] = [Continuous(), Static(3)]
 ORDERS: list[Order] = [fcfs, by_priority, ShortestPrefill(CONTEXT_TOKENS)]
@@ -47,11 +47,13 @@ DRAFTS: list[Callable[[int, int], int]] = [lambda n, known: 0, lambda n, known: 
 class Comings(RuleBasedStateMachine):
     """`plan`, `advance` and `resolve` are apart, so that requests come and go at any moment of a step."""
 
+    make_executor = CheckedExecutor
+
     @initialize(
         blocks=st.sampled_from([8, 14, 40]),
         window=st.sampled_from([None, None, (16, 8), (40, 0), (16, 0)]),
         spare_tokens=st.sampled_from([0, 0, 120]),
-        seats=st.sampled_from([1, 3, 8]),
+        slots=st.sampled_from([1, 3, 8]),
         chunking=st.sampled_from(CHUNKINGS),
         batching=st.sampled_from(BATCHINGS),
         order=st.sampled_from(ORDERS),
@@ -64,31 +66,31 @@ class Comings(RuleBasedStateMachine):
         blocks: int,
         window: tuple[int, int] | None,
         spare_tokens: int,
-        seats: int,
-        chunking: Chunking,
+        slots: int,
+        chunking: ChunkPolicy,
         batching: Batching,
         order: Order,
         preempts: bool,
         drafts: Callable[[int, int], int],
         cached: bool,
     ) -> None:
-        step_tokens = seats + spare_tokens + (LEAST_SHARES if chunking.least_tokens else CONTEXT_TOKENS)
+        step_tokens = slots + spare_tokens + (LEAST_SHARES if chunking.least_tokens else CONTEXT_TOKENS)
         groups: tuple[BlockGroup, ...] = (BlockGroup(blocks),)
         if window:
             reach, spare_blocks = window
             groups = (*groups, BlockGroup(-(-(reach + step_tokens + 16) // 16) + spare_blocks, reach))
         config = SchedulerConfig(
             groups=groups,
-            seats=seats,
-            step_tokens=step_tokens,
-            context_tokens=CONTEXT_TOKENS,
+            max_num_seqs=slots,
+            max_num_batched_tokens=step_tokens,
+            max_model_len=CONTEXT_TOKENS,
             chunking=chunking,
             batching=batching,
             order=order,
             priority_preempts=preempts and order is not fcfs,
         )
-        self.scheduler = Scheduler(config)
-        self.executor = CheckedExecutor(groups, hashing=cached, drafts=drafts)
+        self.scheduler = Scheduler(config, TrueModel())
+        self.executor = self.make_executor(groups, hashing=cached, drafts=drafts)
         self.cached = cached
         self.now = 0
         self.requests: dict[int, tuple[Request, list[int], int]] = {}
@@ -143,6 +145,7 @@ class Comings(RuleBasedStateMachine):
             assert self.early == plan, "a plan made while the step ran still holds, but reads otherwise"
         if plan.empty:
             assert self.scheduler.idle, "somebody waits and nothing runs"
+            assert plan.next_wake_ns is None
             return
         self.under_way = self.scheduler.advance(plan)
         self.executor.start(self.under_way)
@@ -157,7 +160,7 @@ class Comings(RuleBasedStateMachine):
     def end(self) -> None:
         self.now += 1000
         self.under_way = None
-        self.note(self.scheduler.resolve(self.executor.finish()).finished)
+        self.note(self.scheduler.resolve(self.executor.result()).finished)
 
     @precondition(lambda self: self.under_way is None and self.scheduler.live)
     @rule(data=st.data(), blame=st.booleans())

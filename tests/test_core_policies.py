@@ -5,9 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.scheduling import MS, TrueModel, config
 
+from twostep.core.cost import Cost, StepShape, Terms, decode_shape
 from twostep.core.kv_cache import BlockGroup
+from twostep.core.plan import StepResult
+from twostep.core.planning import may_pass
 from twostep.core.policies import (
     MOST_PASSES,
+    ChunkPolicy,
     Continuous,
     Order,
     ShortestPrefill,
@@ -20,8 +24,7 @@ from twostep.core.policies import (
 )
 from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import Request, Sequence
-from twostep.core.step_time import StepShape
-from twostep.core.waiting import WaitingQueue, may_pass
+from twostep.core.scheduler import Scheduler, WaitingQueue
 
 
 def waiting(number: int, tokens: int = 10, priority: int = 0) -> Sequence:
@@ -91,7 +94,7 @@ def test_only_the_next_64_of_its_priority_may_pass() -> None:
 
 # --- chunking -----------------------------------------------------------------------------------------------------
 
-EIGHT_DECODE = StepShape(8, 800, 8, 8)
+EIGHT_DECODE = decode_shape(8, 800)
 
 
 @pytest.mark.parametrize(
@@ -129,34 +132,61 @@ def test_unchunked_takes_whole_prompts_up_to_its_budget_and_always_the_first() -
 def test_a_time_budget_binds_while_others_decode_and_else_the_ceiling(decoding: bool, limit: int, why: Why) -> None:
     model = TrueModel()
     load = EIGHT_DECODE if decoding else StepShape()
-    grant = TimeBudget(model, 40 * MS).grant(load, 0, 2000, decoding)
-    predicted_ns = model.predict_ns(load.with_slice(0, grant.tokens, 0))
+    grant = TimeBudget(40 * MS).sizer(model).grant(load, 0, 2000, decoding)
+    predicted_ns = model.estimate(load.with_slice(0, grant.tokens, 0)).bound_ns
     assert grant.reason == Reason(why, (limit * MS, predicted_ns))
-    assert predicted_ns <= limit * MS < model.predict_ns(load.with_slice(0, grant.tokens + 16, 1))
+    assert predicted_ns <= limit * MS < model.estimate(load.with_slice(0, grant.tokens + 16, 1)).bound_ns
     assert grant.tokens % 16 == 0
 
 
 def test_without_decodes_a_step_is_not_narrow_however_slow_the_machine() -> None:
     class Slow(TrueModel):
-        def largest_slice(self, load: StepShape, start: int, most: int, budget_ns: int) -> int:
-            return 0
+        def estimate(self, shape: StepShape) -> Cost:
+            return Cost(10_000 * MS, 10_000 * MS, Terms())
 
-    chunking = TimeBudget(Slow(), 40 * MS)
+    chunking = TimeBudget(40 * MS).sizer(Slow())
     alone = chunking.grant(StepShape(), 0, 2000, decoding=False)
     assert (alone.tokens, alone.reason.why) == (64, Why.LONGEST_STEP)
     assert chunking.grant(StepShape().with_slice(0, 16, 0), 16, 2000, decoding=False).tokens == 48
     assert chunking.grant(StepShape(), 0, 2000, decoding=True).tokens == 0
 
 
-def test_a_time_budget_tells_its_model_what_was_measured() -> None:
-    heard = []
+def test_a_time_budget_needs_a_cost_model() -> None:
+    with pytest.raises(ValueError, match="need a cost model"):
+        Scheduler(config(chunking=TimeBudget(40 * MS)))
 
-    class Listening(TrueModel):
-        def observe(self, shape: StepShape, measured_ns: int) -> None:
-            heard.append((shape, measured_ns))
 
-    TimeBudget(Listening(), 1).observe(EIGHT_DECODE, 77)
-    assert heard == [(EIGHT_DECODE, 77)]
+class Listening(TrueModel):
+    def __init__(self) -> None:
+        self.heard: list[tuple[StepShape, int]] = []
+
+    def observe(self, shape: StepShape, measured_ns: int) -> None:
+        self.heard.append((shape, measured_ns))
+
+
+@pytest.mark.parametrize(("chunking", "learned"), [(TimeBudget(40 * MS), 61), (TokenBudget(64), 1 + 4)])
+def test_the_cost_model_learns_from_every_step_only_where_chunks_are_sized_by_time(
+    chunking: ChunkPolicy, learned: int
+) -> None:
+    """A prompt, then 60 steps that only decode: of those the first, and then one in 16, tells enough."""
+    model = Listening()
+    scheduler = Scheduler(config(chunking=chunking), model)
+    scheduler.add(Request("a", 20, 200), 0)
+    for step in range(61):
+        scheduler.advance(scheduler.plan(step))
+        scheduler.resolve(StepResult(1000 + step))
+    assert len(model.heard) == learned
+    assert model.heard[0] == (StepShape().with_slice(0, 20, 1), 1000)
+    assert model.heard[1] == (decode_shape(1, 21), 1001)
+
+
+def test_a_failed_step_teaches_nothing() -> None:
+    model = Listening()
+    scheduler = Scheduler(config(), model)
+    scheduler.add(Request("a", 20, 200), 0)
+    scheduler.advance(scheduler.plan(0))
+    scheduler.resolve(StepResult(1000, failed=True))
+    assert model.heard == []
 
 
 # --- settings that contradict each other --------------------------------------------------------------------------
@@ -165,10 +195,10 @@ def test_a_time_budget_tells_its_model_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seats": 0}, "at least one seat"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0; it has to be at least 1"),
         ({"groups": ()}, "a block in each group"),
         ({"groups": (BlockGroup(5), BlockGroup(0, 16))}, "a block in each group"),
-        ({"step_tokens": 271}, "it needs at least 272: 16 seats that decode, 256 for prompts"),
+        ({"max_num_batched_tokens": 271}, "max_num_batched_tokens is 271; it has to be at least 272: 16 for decodes"),
         ({"priority_preempts": True, "order": fcfs}, "priority_preempts needs an order by priority"),
     ],
 )

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 from support.checked_executor import CheckedExecutor
 from support.plan_rules import planned
-from support.scheduling import MS, ROOT, Session, TrueModel, config, text
+from support.scheduling import MS, ROOT, Session, config, text
 
-from twostep.core.hashing import prompt_hashes
+from twostep.core.blocks import prompt_hashes
 from twostep.core.kv_cache import BlockGroup
-from twostep.core.plan import Chunk, Finished, Outcome, StepResult
+from twostep.core.plan import Chunk, Finished, SliceOutcome, StepResult
 from twostep.core.policies import TimeBudget, TokenBudget
 from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import FinishReason, Request, Sequence, Stage
@@ -43,7 +43,7 @@ def test_plans_are_immutable_comparable_and_hashable() -> None:
 
 def test_the_same_calls_give_the_same_plans() -> None:
     def plans() -> list[object]:
-        session = Session(config(blocks=60, chunking=TimeBudget(TrueModel(), 40 * MS), step_tokens=400))
+        session = Session(config(blocks=60, chunking=TimeBudget(40 * MS), max_num_batched_tokens=400))
         for i in range(20):
             session.ask(text(40 + 9 * i, i % 3), 30, at_ns=i * 40 * MS, priority=i % 2, choices=1 + i % 2)
         session.abort("7", 500 * MS)
@@ -92,7 +92,7 @@ def test_a_plan_made_while_only_decodes_run_holds_when_they_end() -> None:
         (Reason(Why.TOKEN_BUDGET, (512,)), "token budget of 512 a step"),
         (
             Reason(Why.NO_BLOCKS, (0, 7, 5, 1)),
-            "group 0 of blocks: needs 7, 5 are free, 1 of them kept for those that run",
+            "block group 0: needs 7, 5 are free, 1 of them reserved for running requests",
         ),
         (Reason(Why.SHARES_PREFIX, (3,)), "waits for sequence 3, which is computing the same prefix"),
         (Reason(Why.OUT_OF_BLOCKS, (3,)), "sequence 3 needed its blocks"),
@@ -103,14 +103,14 @@ def test_reasons_are_put_into_words(reason: Reason, words: str) -> None:
 
 
 def test_every_reason_of_an_eventful_run_has_its_numbers() -> None:
-    session = Session(config(blocks=40, seats=6, chunking=TimeBudget(TrueModel(), 40 * MS), priority_preempts=True))
+    session = Session(config(blocks=40, max_num_seqs=6, chunking=TimeBudget(40 * MS), priority_preempts=True))
     for i in range(30):
         session.ask(text(40 + 9 * i, i % 3), 30, at_ns=i * 40 * MS, priority=i % 2, choices=1 + i % 2)
     session.run()
     plans = [step.plan for step in session.steps]
     reasons = {chunk.reason for plan in plans for chunk in plan.chunks}
     reasons |= {preemption.reason for plan in plans for preemption in plan.preemptions}
-    reasons |= {held.reason for plan in plans for held in plan.held}
+    reasons |= {waiting.reason for plan in plans for waiting in plan.not_admitted}
     assert all(reason.words() for reason in reasons)
     assert {Why.ITL_BUDGET, Why.LEAST_SHARE, Why.NO_BLOCKS, Why.OUT_OF_BLOCKS} <= {reason.why for reason in reasons}
 
@@ -159,7 +159,7 @@ def test_an_abort_gives_blocks_back_at_once_and_counts_given_tokens(steps: int, 
     executor.add(number, text(100), 0, ())
     for _ in range(steps):
         executor.start(scheduler.advance(scheduler.plan(0)))
-        scheduler.resolve(executor.finish())
+        scheduler.resolve(executor.result())
     if under_way:
         scheduler.advance(scheduler.plan(0))
     ended = scheduler.abort("a")
@@ -183,16 +183,16 @@ def test_one_choice_of_several_can_be_aborted_before_they_part() -> None:
         assert [end.reason for end in reasons if end].count(FinishReason.ABORTED) == 1
 
 
-@pytest.mark.parametrize("seats", [1, 2, 8])
+@pytest.mark.parametrize("slots", [1, 2, 8])
 @pytest.mark.parametrize("tokens", [48, 50])
-def test_choices_share_the_prompt_that_was_computed_once(tokens: int, seats: int) -> None:
-    """With seats for all they fork; else the later ones find the whole blocks and compute the rest."""
-    session = Session(config(seats=seats))
+def test_choices_share_the_prompt_that_was_computed_once(tokens: int, slots: int) -> None:
+    """With slots for all they fork; else the later ones find the whole blocks and compute the rest."""
+    session = Session(config(max_num_seqs=slots))
     name = session.ask(text(tokens), 20, choices=4)
     session.run()
     session.check_answers()
     total = sum(chunk.tokens for step in session.steps for chunk in step.plan.chunks)
-    forked = min(seats, 4) - 1
+    forked = min(slots, 4) - 1
     assert total == tokens + (3 - forked) * (tokens - (tokens - 1) // 16 * 16)
     assert len({tuple(session.answer(name, choice)) for choice in range(4)}) == 4
 
@@ -212,7 +212,7 @@ def test_kv_that_arrived_is_not_computed_again_but_offered_to_others(arrived: in
 
 
 def test_kv_that_arrived_is_computed_here_after_a_preemption() -> None:
-    session = Session(config(blocks=20, seats=4))
+    session = Session(config(blocks=20, max_num_seqs=4))
     session.ask(text(100), 150)
     session.ask(text(100, 1), 150, arrived_tokens=90, keep=False)
     session.run()
@@ -242,7 +242,7 @@ def test_what_a_stopped_sequence_would_have_computed_next_is_not_planned() -> No
     scheduler = Scheduler(config())
     [number] = scheduler.add(Request("a", 20, 60, prompt_hashes(ROOT, text(20))), 0)
     scheduler.advance(scheduler.plan(0))
-    resolved = scheduler.resolve(StepResult(1, {number: Outcome(finished=FinishReason.STOP)}))
+    resolved = scheduler.resolve(StepResult(1, {number: SliceOutcome(finished=FinishReason.STOP)}))
     assert resolved.finished == (Finished(number, FinishReason.STOP, 21),)
     assert scheduler.plan(0).empty
     assert scheduler.cache.match(prompt_hashes(ROOT, text(20)), 1) == 1

@@ -81,7 +81,7 @@ def test_in_the_queue(made: Engine) -> None:
     others = [made.submit(prompt(10, seed=i), SamplingParams(max_tokens=12, seed=i)) for i in range(2)]
     id_ = made.submit(prompt(20), LONG)
     made.turn()
-    assert stages(made) == [Stage.STANDING, Stage.STANDING, Stage.WAITING]
+    assert stages(made) == [Stage.DECODE, Stage.DECODE, Stage.WAITING]
     made.abort(id_)
     outputs = run(made)
     assert_aborted(outputs[id_], tokens=0)
@@ -106,7 +106,7 @@ def test_in_decode(made: Engine) -> None:
     id_ = made.submit(prompt(20), LONG)
     for _ in range(5):
         made.turn()
-    assert stages(made) == [Stage.STANDING]
+    assert stages(made) == [Stage.DECODE]
     made.abort(id_)
     output = run(made)[id_]
     assert_aborted(output, tokens=5)

@@ -120,7 +120,8 @@ def test_a_pinned_cache_that_holds_no_sequence_is_refused() -> None:
         ({"batching": "static=0"}, "batching is 'static=0'; it has to be continuous or static=SIZE"),
         ({"admission": "random"}, "admission is 'random'; it has to be fcfs, priority, shortest-prefill"),
         ({"admission": "fcfs", "priority_preempts": True}, "priority_preempts needs an order by priority"),
-        ({"max_step_tokens": 100, "max_num_seqs": 64}, "a step of 100 tokens is too narrow; it needs at least 320"),
+        ({"max_step_tokens": None, "chunking": "often"}, "chunking is 'often'; it has to be none, tokens=N or time="),
+        ({"max_step_tokens": 100, "max_num_seqs": 64}, "max_num_batched_tokens is 100; it has to be at least 320"),
     ],
 )
 def test_settings_that_contradict_are_refused_with_the_reason(settings: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.core.hashing import prompt_hashes, root_hash
+from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.kv_cache import Granted
 from twostep.engine import cores
 from twostep.engine.answer import Answer, Vocabulary

@@ -48,6 +48,16 @@ def test_what_cannot_be_used_says_why_beside_what_can(tmp_path: Path) -> None:
     assert lines["chat template"] == "12 characters: first"
 
 
+def test_token_types_that_were_put_right_are_told(tmp_path: Path) -> None:
+    keys = {**small_tokenizer_metadata(), "general.architecture": "mamba"}
+    del keys["tokenizer.ggml.token_type"]
+    lines = described(write_gguf(tmp_path / "m.gguf", keys))
+    assert lines["put right"] == (
+        "read as control tokens, which the file says they are not: '<|im_start|>' (260), '<|im_end|>' (261)"
+    )
+    assert lines["ends at"] == "'<|im_end|>' (261)"
+
+
 def test_nothing_in_a_file_steers_the_terminal(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {"general.name": "\x1b[31mred" + "x" * 200, "general.architecture": "a\x07"})
     text = describe(path)

@@ -14,6 +14,7 @@ from twostep.kernels.step import BLOCK_TOKENS, Slice
 from twostep.model.families import load_network
 from twostep.model.gguf import read_gguf
 from twostep.model.network import Network
+from twostep.spec.host import HostDemand
 from twostep.spec.kv_layout import KvLayout
 from twostep.spec.memory import MemoryDemand, MemoryPlan, plan_share, plan_stated, size_text
 from twostep.spec.shape import ModelShape
@@ -206,6 +207,32 @@ def test_the_arithmetic_of_a_share() -> None:
         f"KV cache: 60 % of 20.0 GiB free - 5.0 GiB weights - 100.1 MiB activations = 6.9 GiB "
         f"= {plan.blocks} blocks of 16 tokens = {16 * plan.blocks} tokens = 6 sequences of full length 8192",
     ]
+
+
+def test_the_arithmetic_of_the_processes_around_it() -> None:
+    """They are part of what a share is of, and of what has to fit."""
+    host = HostDemand(vocab=1000, threads=2, serves=True)
+    plan = plan_memory(replace(small(), host=host), 300 * MIB, share=0.9)
+    lines = list(plan.arithmetic(256))
+    tables = "1.3 MiB tokenizer (twice) and grammars of 1000 tokens"
+    assert lines[2] == (
+        f"processes: 8.0 MiB engine + 4.0 MiB 2 threads + {tables} + 12.0 MiB chat template + 60.0 MiB server "
+        "= 85.3 MiB"
+    )
+    assert "90 % of 300.0 MiB free - 10.0 MiB weights - 115.9 KiB activations - 85.3 MiB processes = " in lines[4]
+    assert (
+        plan.kv_bytes + small().fixed_bytes + host.total_bytes
+        <= 270 * MIB
+        < plan.demand.fixed_bytes + (plan.blocks + 1) * PER_BLOCK
+    )
+    with pytest.raises(MemoryPlanError, match=r"95.0 MiB free - .* - 85.3 MiB processes = "):
+        plan_memory(replace(small(), host=host), 95 * MIB, kv_blocks=10)
+
+
+def test_an_engine_alone_has_fewer_processes_around_it() -> None:
+    served, alone, bare = HostDemand(1000, 2, True), HostDemand(1000, 2, False), HostDemand(0, 2, False)
+    assert served.total_bytes > alone.total_bytes > bare.total_bytes == 12 * MIB
+    assert "server" not in alone.words()
 
 
 @pytest.mark.parametrize(

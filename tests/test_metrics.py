@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -27,12 +28,13 @@ from twostep.engine.outputs import ChunkTime, DecodeTime, Preemption, RequestOut
 from twostep.engine.params import SamplingParams
 from twostep.engine.process import EngineHost
 from twostep.openai_api.errors import ApiError
+from twostep.server.bill import bill
 from twostep.server.exposition import Family, exposition
 from twostep.server.ledger import LEFT, Ledger, Reply
 from twostep.server.log_lines import LogLines
-from twostep.server.metrics import Metrics
+from twostep.server.metrics import Metrics, Own
 from twostep.server.refusals_log import RefusalsLog
-from twostep.server.requests_log import RequestsLog, log_entry
+from twostep.server.requests_log import LONG, RequestsLog, log_entry
 
 S = 1_000_000_000
 SAMPLING = SamplingParams(max_tokens=2, temperature=0)
@@ -72,7 +74,7 @@ class Scrape:
 
 
 def scrape(metrics: Metrics, snapshot: Snapshot | None = None, model: str = "small") -> Scrape:
-    return Scrape(metrics.text(model, snapshot, up=True), model)
+    return Scrape(metrics.text(model, snapshot, Own(up=True)), model)
 
 
 def line(first_s: float, *token_s: float, arrival_s: float = 1.0, prefill_s: float = 0.5) -> Timeline:
@@ -288,7 +290,7 @@ def test_names_are_those_of_vllm_where_they_mean_the_same() -> None:
 
 def test_before_the_engine_has_spoken_its_metrics_are_missing() -> None:
     metrics = Metrics()
-    told = Scrape(metrics.text("small", None, up=False), "small")
+    told = Scrape(metrics.text("small", None, Own(up=False)), "small")
     assert told("engine_up") == 0
     assert "twostep:num_requests_running" not in told.names()
 
@@ -465,6 +467,37 @@ def test_one_line_of_json_a_request_without_its_text() -> None:
     assert "text" not in text.replace("context", "")
 
 
+def test_a_request_of_very_many_steps_is_logged_beside_the_event_loop() -> None:
+    """Its line is there when the log is closed."""
+    stream, threads = StringIO(), []
+
+    class Lines(LogLines):
+        def write(self, entry: dict[str, Any], words: str) -> None:
+            threads.append(threading.current_thread())
+            super().write(entry, words)
+
+    log = RequestsLog(Lines(stream, as_json=True))
+    times = [2 * S + number for number in range(LONG + 1)]
+    chunks = tuple(ChunkTime(ns, ns + 1, 16, step, position=16 * step) for step, ns in enumerate(times))
+    long = Timeline(1 * S, 2 * S, chunks, (times[-1] + 1,), finish_ns=times[-1] + 2)
+    log.write(at(0.9, output(long)))
+    log.write(at(0.9, output(line(2.0, 2.1, 2.4))))
+    log.close()
+    assert len(stream.getvalue().splitlines()) == 2
+    assert [thread is threading.current_thread() for thread in threads].count(True) == 1
+
+
+def test_the_line_is_of_the_choice_that_ended_last() -> None:
+    """As the breakdown's verdict is; the others' are not made for it."""
+    outputs = [output(line(2.0, 2.1, end), id=f"a-{number}") for number, end in enumerate((2.4, 2.9, 2.5))]
+    several = at(0.9, *outputs)
+    whole, entry = bill(several), log_entry(several)
+    last = whole["choices"][1]
+    assert (whole["verdict"]["prompt"], whole["verdict"]["limit"]) == (1, entry["limit"])
+    assert entry["e2e_ms"] == round(last["e2e"]["ns"] / 1e6, 3)
+    assert entry["parts_ms"] == {part: round(ns / 1e6, 3) for part, ns in last["total"]["parts_ns"].items()}
+
+
 def test_the_line_for_people() -> None:
     stream = StringIO()
     log = RequestsLog(LogLines(stream, as_json=False))
@@ -557,8 +590,8 @@ def test_refusals_are_logged_without_a_word_of_the_request(
         ask(front, temperature="SECRET")
         ask(front, model="SECRET")
         ask(front, prompt="SECRET" * 100)
-        httpx.get(f"{front.url}/SECRET")
-        httpx.get(f"{front.url}/v1/requests/SECRET")
+        httpx.get(f"{front.url}/elsewhere?SECRET")
+        httpx.get(f"{front.url}/v1/requests/none")
         httpx.get(f"{front.url}/v1/completions")
     with server_host.front(log="json", loaded=False) as front:
         ask(front)
@@ -575,6 +608,7 @@ def test_refusals_are_logged_without_a_word_of_the_request(
         ("/v1/completions", 503, "loading", None),
     ]
     assert "SECRET" not in text
+    assert [entry["path"] for entry in entries(text) if "path" in entry] == ["/elsewhere", "/v1/requests/none"]
 
 
 def entries(text: str) -> list[dict[str, Any]]:

@@ -121,9 +121,7 @@ def _as_layer_0(op: Op) -> Op:
     return replace(op, layer=0) if isinstance(op, Attention) else op
 
 
-def test_contexts_of_every_layer_of_a_real_model(
-    smollm2: Network, text: list[int], round_finely: RoundFinely
-) -> None:
+def test_contexts_of_every_layer_of_a_real_model(smollm2: Network, text: list[int], round_finely: RoundFinely) -> None:
     round_finely(True)
     errors = np.array([errors_of_rows(layer, context(text[:40])) for layer in layers_alone(smollm2)])
     assert errors.shape == (30, len(usable_isas()), 40)
@@ -132,9 +130,7 @@ def test_contexts_of_every_layer_of_a_real_model(
     assert errors.max() <= FLIPS_OF_16_BITS
 
 
-def test_tokens_of_every_layer_of_a_real_model(
-    smollm2: Network, text: list[int], round_finely: RoundFinely
-) -> None:
+def test_tokens_of_every_layer_of_a_real_model(smollm2: Network, text: list[int], round_finely: RoundFinely) -> None:
     round_finely(False)
     tokens = sorted(set(text[:100]))
     errors = np.array([errors_of_rows(layer, tokens_alone(tokens)) for layer in layers_alone(smollm2)])

@@ -9,14 +9,16 @@ from support.gguf_writer import write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
 from twostep.engine.collector import Delta
-from twostep.engine.outputs import ChoiceOutput, ChunkTime, Preemption, RequestOutput, Timeline, TokenLogprobs
+from twostep.engine.logprobs import TokenLogprobs
+from twostep.engine.outputs import ChoiceOutput, ChunkTime, Preemption, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.engine.text import TextStream
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer
 from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs
+from twostep.openai_api.json_text import plain
+from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs, text_offsets
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.responses import response_body
 from twostep.openai_api.timings import timings
@@ -127,12 +129,8 @@ def entries(tokenizer: Tokenizer) -> list[TokenLogprobs]:
     ]
 
 
-def placed(tokenizer: Tokenizer) -> list[PlacedToken]:
-    return ShownTokens(tokenizer).push(entries(tokenizer), "hello漢")
-
-
 def test_logprobs_of_chat(tokenizer: Tokenizer) -> None:
-    made = chat_logprobs(placed(tokenizer), tokenizer)
+    made = plain(chat_logprobs(entries(tokenizer), tokenizer))
     hello, first, _, last = made["content"]
     word = {"token": "hello", "logprob": -0.5, "bytes": [104, 101, 108, 108, 111]}
     half = {"token": "\ufffd", "bytes": [0xE6]}
@@ -142,7 +140,8 @@ def test_logprobs_of_chat(tokenizer: Tokenizer) -> None:
 
 
 def test_logprobs_of_completions(tokenizer: Tokenizer) -> None:
-    made = completion_logprobs(placed(tokenizer), tokenizer)
+    offsets = text_offsets(entries(tokenizer), tokenizer, True)
+    made = plain(completion_logprobs(entries(tokenizer), offsets, tokenizer))
     assert made == {
         "tokens": ["hello", r"bytes:\xe6", r"bytes:\xbc", r"bytes:\xa2"],
         "token_logprobs": [-0.5, -2.0, -0.125, -9999.0],

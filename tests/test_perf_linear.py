@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twostep.core.step_time import StepShape
-from twostep.perf.linear import LinearStepTime
+from twostep.core.cost import StepShape, largest_slice
+from twostep.perf.linear import LinearCostModel
 
 FIXED, TOKEN, PAIR, SAMPLED = 4e6, 7e5, 25.0, 3e5
 
 
 def true_ns(shape: StepShape) -> float:
-    return FIXED + TOKEN * shape.tokens + PAIR * shape.pairs + SAMPLED * shape.sampled
+    return FIXED + TOKEN * shape.tokens + PAIR * shape.pairs + SAMPLED * shape.logit_rows
 
 
 def serving(rng: random.Random) -> Iterator[StepShape]:
@@ -33,16 +33,16 @@ def decoding(rng: random.Random, count: int) -> StepShape:
     return shape
 
 
-def fitted(steps: int, noise: float, rng: random.Random) -> LinearStepTime:
-    model = LinearStepTime()
+def fitted(steps: int, noise: float, rng: random.Random) -> LinearCostModel:
+    model = LinearCostModel()
     for _, shape in zip(range(steps), serving(rng), strict=False):
         model.observe(shape, int(true_ns(shape) * (1 + rng.gauss(0, noise))))
     return model
 
 
-def errors(model: LinearStepTime, rng: random.Random) -> list[float]:
+def errors(model: LinearCostModel, rng: random.Random) -> list[float]:
     """Relative, over a hundred steps; the margin makes them positive."""
-    return [model.predict_ns(s) / true_ns(s) - 1 for _, s in zip(range(100), serving(rng), strict=False)]
+    return [model.estimate(s).bound_ns / true_ns(s) - 1 for _, s in zip(range(100), serving(rng), strict=False)]
 
 
 def test_it_finds_true_costs_within_a_hundred_steps() -> None:
@@ -58,13 +58,13 @@ def test_its_margin_is_about_the_size_of_the_noise(noise: float) -> None:
 
 def test_the_margin_is_at_most_a_quarter_however_wild_the_measurements() -> None:
     rng = random.Random(5)
-    model = LinearStepTime()
+    model = LinearCostModel()
     shape = StepShape().with_slice(0, 64, 1)
     for _ in range(300):
         model.observe(shape, rng.choice([1, 100]) * 10_000_000)
-    assert model._error > LinearStepTime.WIDEST_MARGIN
+    assert model._error > LinearCostModel.WIDEST_MARGIN
     expected = sum(max(0.0, cost) * x for cost, x in zip(model._costs, (1, 64, shape.pairs, 1), strict=True))
-    assert model.predict_ns(shape) == pytest.approx(1.25 * expected, rel=1e-6)
+    assert model.estimate(shape).bound_ns == pytest.approx(1.25 * expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -76,10 +76,10 @@ def test_hours_of_mere_decoding_do_not_spoil_what_a_prompt_costs(noise: float) -
         shape = decoding(rng, 4)
         model.observe(shape, int(true_ns(shape) * (1 + rng.gauss(0, noise))))
     prompt = StepShape().with_slice(0, 256, 1)
-    assert model.predict_ns(prompt) == pytest.approx(true_ns(prompt), rel=0.2)
+    assert model.estimate(prompt).bound_ns == pytest.approx(true_ns(prompt), rel=0.2)
     model.observe(prompt, int(true_ns(prompt)))
-    assert model.predict_ns(prompt) == pytest.approx(true_ns(prompt), rel=0.2)
-    assert model.predict_ns(shape) == pytest.approx(true_ns(shape), rel=0.2)
+    assert model.estimate(prompt).bound_ns == pytest.approx(true_ns(prompt), rel=0.2)
+    assert model.estimate(shape).bound_ns == pytest.approx(true_ns(shape), rel=0.2)
 
 
 def test_it_follows_a_machine_that_becomes_slower() -> None:
@@ -103,15 +103,15 @@ def test_the_largest_slice_is_the_inverse_of_the_prediction(
 ) -> None:
     model = fitted(50, 0.05, random.Random(8))
     load = decoding(random.Random(9), decodes)
-    tokens = model.largest_slice(load, start, most, budget_ns)
+    tokens = largest_slice(model, load, start, most, budget_ns)
     assert 0 <= tokens <= most
-    assert tokens == 0 or model.predict_ns(load.with_slice(start, tokens, 1)) <= budget_ns
-    assert tokens == most or model.predict_ns(load.with_slice(start, tokens + 1, 1)) > budget_ns
+    assert tokens == 0 or model.estimate(load.with_slice(start, tokens, 1)).bound_ns <= budget_ns
+    assert tokens == most or model.estimate(load.with_slice(start, tokens + 1, 1)).bound_ns > budget_ns
 
 
-@pytest.mark.parametrize(("shape", "measured_ns"), [(StepShape(), 5_000_000), (StepShape(1, 1, 1, 1), 0)])
+@pytest.mark.parametrize(("shape", "measured_ns"), [(StepShape(), 5_000_000), (StepShape().with_slice(0, 1, 1), 0)])
 def test_steps_that_tell_nothing_are_passed_over(shape: StepShape, measured_ns: int) -> None:
-    model, untouched = LinearStepTime(), LinearStepTime()
+    model, untouched = LinearCostModel(), LinearCostModel()
     model.observe(shape, measured_ns)
-    probe = StepShape(100, 5000, 1, 1)
-    assert model.predict_ns(probe) == untouched.predict_ns(probe)
+    probe = StepShape(100, 5000, logit_rows=1, prefills=1)
+    assert model.estimate(probe) == untouched.estimate(probe)

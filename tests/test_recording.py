@@ -1,10 +1,12 @@
 """Recordings: the format is exact and checked, the file survives a kill, damage is named, nothing private is in it."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -12,16 +14,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.recorded_run import ABOUT, TOKENS, Host, Workload, record, replays
+from support.recorded_run import ABOUT, TOKENS, Host, Workload, record, recorded_loop, replays
 
-from twostep.core.hashing import HASH_BYTES
-from twostep.core.loop import Abort, Command, EngineLoop
-from twostep.core.plan import Admission, Chunk, Held, Outcome, Plan, Preemption, StepResult
+from twostep.background import BackgroundWriter
+from twostep.core.blocks import HASH_BYTES
+from twostep.core.cost import StepShape
+from twostep.core.loop import Abort, Command
+from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption, SliceOutcome, StepResult
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
 from twostep.core.scheduler import Scheduler
-from twostep.core.step_time import StepShape
 from twostep.errors import RecordingError
+from twostep.perf.linear import LinearCostModel
 from twostep.recording.codec import (
     decode_command,
     decode_plan,
@@ -31,9 +35,9 @@ from twostep.recording.codec import (
     encode_result,
     to_bytes,
 )
+from twostep.recording.plan_words import plan_words
 from twostep.recording.reader import Recording
-from twostep.recording.words import plan_words
-from twostep.recording.writer import RecordedSurroundings, Recorder
+from twostep.recording.writer import Recorder
 from twostep.settings import Settings
 
 SETTINGS = Settings(blocks=(40, 20), windows=(None, 64), chunking="tokens=100")
@@ -52,7 +56,7 @@ def reasons(draw: st.DrawFn) -> Reason:
 
 requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some, counts)
 aborts = st.builds(Abort, st.text(), st.none() | counts)
-outcomes = st.builds(Outcome, some, st.none() | st.sampled_from(FinishReason), counts)
+outcomes = st.builds(SliceOutcome, some, st.none() | st.sampled_from(FinishReason), counts)
 results = st.builds(
     StepResult, counts, st.dictionaries(some, outcomes), st.dictionaries(some, hashes), failed=st.booleans()
 )
@@ -66,8 +70,8 @@ plans = st.builds(
     st.lists(st.builds(Preemption, some, counts, reasons())).map(tuple),
     st.lists(st.builds(Admission, some, counts, counts, counts)).map(tuple),
     st.lists(chunks).map(tuple),
-    st.lists(st.builds(Held, some, reasons())).map(tuple),
-    st.builds(StepShape, counts, counts, counts, counts),
+    st.lists(st.builds(NotAdmitted, some, reasons())).map(tuple),
+    st.builds(StepShape, *[counts] * 7),
     st.none() | counts,
 )
 
@@ -107,13 +111,12 @@ class TestFormat:
 
     def test_a_plan_in_words(self) -> None:
         chunk = Chunk(9, 32, 48, False, Reason(Why.TOKEN_BUDGET, (64,)))
-        held = Held(10, Reason(Why.NO_SEAT, (8,)))
-        plan = Plan(
-            7, 0, 3, admissions=(Admission(9, 2, 0, 90),), chunks=(chunk,), held=(held,), predicted_ns=38_900_000
-        )
+        waiting = NotAdmitted(10, Reason(Why.NO_SLOT, (8,)))
+        admitted = Admission(9, 2, 0, 90)
+        plan = Plan(7, 0, 3, admissions=(admitted,), chunks=(chunk,), not_admitted=(waiting,), predicted_ns=38_900_000)
         assert plan_words(plan) == (
-            "step 7: 3 decode; 9 joins with 90 tokens, 2 blocks of them cached; "
-            "9 computes 48 from 32 (token budget of 64 a step); 10 has to wait (all 8 seats are taken); "
+            "step 7: 3 decode; 9 is admitted with 90 tokens, 2 blocks of them cached; "
+            "9 computes 48 from 32 (token budget of 64 a step); 10 has to wait (all 8 slots are taken); "
             "predicted 38.9 ms"
         )
 
@@ -147,7 +150,56 @@ def test_a_recording_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
     assert no_file(tmp_path).read_text() == "precious"
 
 
-STEP = [[5], [], [], [1, [], [], 0], [1, 0, 1, 0, [], [], [], [], [1, 1, 1, 1], None]]
+def test_on_a_full_disk_the_recording_ends_with_one_error(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        recorder = stuck(tmp_path, BackgroundWriter(full.fileno()))
+    errors = raised(recorder, 5)
+    assert errors == [f"{no_file(tmp_path)}: No space left on device; the recording ends here"]
+
+
+def test_on_a_stuck_disk_the_recording_ends_with_one_error(tmp_path: Path) -> None:
+    """Nothing waits for it, the end neither."""
+    read, write = os.pipe()
+    recorder = stuck(tmp_path, BackgroundWriter(write, 10_000))
+    begun_s = time.monotonic()
+    errors = raised(recorder, 20_000)
+    assert errors == [f"{no_file(tmp_path)}: the disk does not keep up; the recording ends here"]
+    assert time.monotonic() - begun_s < 30
+    os.close(read)
+    os.close(write)
+
+
+def test_what_a_stuck_disk_did_not_get_is_told_at_the_end(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    recorder = stuck(tmp_path, BackgroundWriter(write, 1 << 20))
+    for _ in range(20_000):
+        recorder.turn((1,), ())
+    with pytest.raises(RecordingError, match="the disk does not keep up; the recording ends here"):
+        recorder.close()
+    os.close(read)
+    os.close(write)
+
+
+def stuck(folder: Path, writer: BackgroundWriter) -> Recorder:
+    """Goes on with this writer."""
+    recorder = Recorder(no_file(folder), SETTINGS, ABOUT)
+    recorder._writer.close()
+    recorder._writer = writer
+    return recorder
+
+
+def raised(recorder: Recorder, turns: int) -> list[str]:
+    """Messages of the errors of so many turns and of closing."""
+    errors = []
+    for what in (*[lambda: recorder.turn((1,), ())] * turns, recorder.close):
+        try:
+            what()
+        except RecordingError as error:
+            errors.append(str(error))
+    return errors
+
+
+STEP = [[5], [], [], [1, [], [], 0], [1, 0, 1, 0, [], [], [], [], [1, 0, 0, 1, 1, 0, 1], None]]
 REQUEST = ["+", "a", 20, 4, "", 0, 1, 0]
 
 
@@ -180,7 +232,7 @@ def changed(place: list[int], value: object) -> object:
         (changed([3, 1], [[1, 0, None, 0]]), "outcome: tokens is 0, not a whole number from 1"),
         (changed([3, 3], 2), "result: failed is 2, not 0 or 1"),
         (changed([4], []), "plan is [], not a list of 10"),
-        (changed([4, 8], [1, 1]), "plan: shape is [1, 1], not a list of 4"),
+        (changed([4, 8], [1, 1]), "plan: shape is [1, 1], not a list of 7"),
         (changed([4, 6], [[1, 0, 5, 1, ["WHOLE", 3], 0, []]]), "reason WHOLE is [3], not a list of 0"),
     ],
 )
@@ -214,13 +266,13 @@ def test_another_file_is_none(tmp_path: Path, content: bytes) -> None:
 
 def header(**changes: object) -> dict[str, object]:
     settings: dict[str, object] = {**Settings(blocks=(4,)).__dict__, **changes}
-    return {"twostep recording": 1, "twostep": "0", "settings": settings, "about": {}}
+    return {"twostep recording": 2, "twostep": "0", "settings": settings, "about": {}}
 
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ({"twostep recording": 2}, "format 2; this version of Twostep reads format 1"),
+        ({"twostep recording": 1}, "format 1; this version of Twostep reads format 2"),
         (header(colour="red"), "settings: colour is unknown"),
         (header(seats=True), "settings: seats is True, not like 64"),
         (header(blocks=[0]), "settings: blocks is 0, not a whole number from 1"),
@@ -267,9 +319,11 @@ def test_a_header_cut_off_is_told(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_a_readable_file(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom support.recorded_run import Workload, record\n"
+        "import os, signal, sys, time\nfrom pathlib import Path\nfrom support.recorded_run import Workload, record\n"
         "turns = []\n"
-        "def die():\n    turns.append(1)\n    if len(turns) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def die():\n    turns.append(1)\n    if len(turns) < 20: return\n"
+        "    while Path(sys.argv[1]).read_bytes().count(b'\\n') < 10: time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "record(Path(sys.argv[1]), Workload(34), die)\n"
     )
     path = {"PYTHONPATH": ":".join(sys.path)}
@@ -300,8 +354,8 @@ class Interrupted(Host):
     def catch_up(self) -> None:
         self._maybe()
 
-    def hear(self) -> Iterable[Command]:
-        yield from super().hear()
+    def receive(self) -> Iterable[Command]:
+        yield from super().receive()
         self._maybe()
 
     def _maybe(self) -> None:
@@ -313,9 +367,9 @@ class Interrupted(Host):
 @pytest.mark.parametrize("seed", range(8))
 def test_a_turn_taken_up_again_is_recorded_as_if_undisturbed(tmp_path: Path, seed: int) -> None:
     workload = Workload(seed, step_failures=0)
-    scheduler, host = Scheduler(workload.settings.config()), Interrupted(workload)
+    scheduler, host = Scheduler(workload.settings.config(), LinearCostModel()), Interrupted(workload)
     with Recorder(no_file(tmp_path), workload.settings, ABOUT) as recorder:
-        loop = EngineLoop(scheduler, workload.executor, RecordedSurroundings(host, recorder))
+        loop = recorded_loop(scheduler, workload.executor, host, recorder)
         while not scheduler.idle or workload.commands:
             with suppress(KeyboardInterrupt):
                 loop.turn()
@@ -327,8 +381,8 @@ def test_turns_without_anything_leave_no_trace(tmp_path: Path) -> None:
     workload = Workload(0)
     workload.commands.clear()
     with Recorder(no_file(tmp_path), workload.settings, ABOUT) as recorder:
-        around = RecordedSurroundings(Host(workload), recorder)
-        loop = EngineLoop(Scheduler(workload.settings.config()), workload.executor, around)
+        scheduler = Scheduler(workload.settings.config(), LinearCostModel())
+        loop = recorded_loop(scheduler, workload.executor, Host(workload), recorder)
         for _ in range(5):
             assert not loop.turn()
     assert list(Recording(no_file(tmp_path)).turns()) == []

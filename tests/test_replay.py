@@ -63,7 +63,7 @@ def _note(turn: Turn, seen: Counter[str]) -> None:
         seen["arrived"] += sum(admission.arrived > 0 for admission in plan.admissions)
         seen["drafts"] += sum(chunk.drafts > 0 for chunk in plan.chunks)
         seen["forks"] += sum(len(chunk.forks) for chunk in plan.chunks)
-        seen["held"] += len(plan.held)
+        seen["held"] += len(plan.not_admitted)
         seen["failed step"] += turn.step.result.failed
         seen["predicted"] += plan.predicted_ns is not None
 
@@ -264,3 +264,11 @@ class TestCommand:
         (tmp_path / "other").write_bytes(b"GGUF")
         assert main(["replay", str(tmp_path / "other")]) == 1
         assert capsys.readouterr() == ("", f"twostep: {tmp_path / 'other'}, line 1: not a recording of Twostep\n")
+
+
+def test_a_recording_from_a_pipe(runs: dict[int, Path]) -> None:
+    command = [Path(sys.executable).parent / "twostep", "replay", "-"]
+    with runs[0].open("rb") as file:
+        content = file.read()
+    shown = subprocess.run(command, input=content, capture_output=True, check=True).stdout.decode()
+    assert re.search(r"byte for byte: ([1-9]\d*) of \1$", shown, re.MULTILINE)

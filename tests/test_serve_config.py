@@ -15,6 +15,7 @@ from twostep.server.config import ServerConfig
 from twostep.server.effective import effective, lines
 from twostep.server.options import SETTINGS
 from twostep.server.presets import PRESETS
+from twostep.server.sources import service_links
 from twostep.settings import Settings
 
 
@@ -64,7 +65,9 @@ DEFAULTS = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_help_tells_the_true_default(name: str) -> None:
     [setting] = [setting for setting in SETTINGS if setting.name == name]
-    assert str(getattr(ServerConfig(), name)).removesuffix(".0") == DEFAULTS[name]
+    value = getattr(ServerConfig(), setting.target)
+    [text] = value if isinstance(value, tuple) else [str(value).removesuffix(".0")]
+    assert text == DEFAULTS[name]
     assert DEFAULTS[name] in setting.help
 
 
@@ -95,7 +98,7 @@ def test_the_file_may_choose_the_preset_and_a_variable_the_file(toml: Path) -> N
     server, engine = configs({}, {"TWOSTEP_CONFIG": str(toml)})
     assert set_by(server, "preset") == ("batch", str(toml))
     assert (engine.chunking, engine.max_num_seqs) == (PRESETS["batch"]["chunking"], 7)
-    assert (server.served_model_name, set_by(server, "model")) == ("mine", ("mine.gguf", str(toml)))
+    assert (server.served_model_names, set_by(server, "model")) == (("mine",), ("mine.gguf", str(toml)))
 
 
 def test_settings_of_every_kind_from_everywhere(toml: Path) -> None:
@@ -109,11 +112,11 @@ def test_settings_of_every_kind_from_everywhere(toml: Path) -> None:
         "TWOSTEP_RECORD": "run.rec",
     }  # fmt: skip
     flags = {
-        "host": "::1", "api_key": ["a", "b"], "allowed_origins": ["*"], "request_timeout_s": "5",
+        "host": ["::1"], "api_key": ["a", "b"], "allowed_origins": ["*"], "request_timeout_s": "5",
         "priority_preempts": True, "kv_memory": "0.25", "record": "run.rec",
     }  # fmt: skip
     for server, engine in (configs({"config": str(toml)}), configs({}, given), configs(flags)):
-        assert (server.host, server.api_keys, server.cors_origins) == ("::1", ("a", "b"), ("*",))
+        assert (server.hosts, server.api_keys, server.cors_origins) == (("::1",), ("a", "b"), ("*",))
         assert (server.request_timeout_s, engine.priority_preempts) == (5.0, True)
         assert (engine.kv_share, engine.kv_bytes, engine.record) == (0.25, None, Path("run.rec"))
 
@@ -173,6 +176,20 @@ def test_an_itl_budget_is_a_time(budget: str) -> None:
     assert refusal({"itl_budget": budget}) == f"--itl-budget is {float(budget)}; it has to be milliseconds above 0"
 
 
+@pytest.mark.parametrize("flags", [["a,b"], ["a", "b"], ["a, b"]])
+def test_a_model_may_have_several_names(flags: list[str], toml: Path) -> None:
+    toml.write_text('served_model_name = ["a", "b"]\n')
+    for server, _ in (configs({"served_model_name": flags}), configs({"config": str(toml)})):
+        assert server.served_model_names == ("a", "b")
+        assert next(row.value for row in server.effective if row.name == "served_model_name") == "a,b"
+
+
+def test_hosts_may_be_several() -> None:
+    server, _ = configs({"host": ["127.0.0.1", "::1"]})
+    assert (server.hosts, set_by(server, "host")) == (("127.0.0.1", "::1"), ("127.0.0.1,::1", "--host"))
+    assert "host has an empty member" in refusal({"host": ["127.0.0.1,"]}) or "host is ''" in refusal({"host": [","]})
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
@@ -219,18 +236,18 @@ def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
             "priority_preempts needs an order by priority: under fcfs the preempted come back first",
         ),
         (
-            {"max_num_seqs": "600"},
-            "a step of 512 tokens is too narrow; it needs at least 856: 600 seats that decode, 256 for prompts in "
-            "mid-prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by preset chat)",
+            {"max_num_seqs": "600", "max_num_batched_tokens": "512"},
+            "max_num_batched_tokens is 512; it has to be at least 856: 600 for decodes (max_num_seqs), 256 for prompts "
+            "in prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by --max-num-batched-tokens)",
+        ),
+        (
+            {"max_num_batched_tokens": "100"},
+            "max_num_batched_tokens is 100; it has to be at least 257: 1 for decodes (max_num_seqs), 256 for prompts "
+            "in prefill (set: max_num_seqs by preset chat, moved by --max-num-batched-tokens, ",
         ),
         (
             {"chunking": "tokens=4096", "max_num_batched_tokens": "1024"},
             "chunking is tokens=4096, but max_num_batched_tokens 1024: no step is so wide",
-        ),
-        (
-            {"chunking": "none"},
-            "chunking is none, each prompt is computed in one step: max_num_batched_tokens has to be given, it limits "
-            "the length of a request (set: max_num_batched_tokens by preset chat, chunking by --chunking)",
         ),
         (
             {"chunking": "none", "max_num_batched_tokens": "1024", "max_model_len": "2048"},
@@ -240,6 +257,50 @@ def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
 )
 def test_contradictions_are_refused_with_the_reason(flags: dict[str, Any], problem: str) -> None:
     assert refusal(flags).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "value", "because"),
+    [
+        ({"chunking": "none"}, "max_num_batched_tokens", None, "--chunking"),
+        ({"chunking": "none", "max_model_len": "2048"}, "max_num_batched_tokens", 2048, "--chunking"),
+        ({"chunking": "none", "max_model_len": "20"}, "max_num_batched_tokens", 32, "--chunking"),
+        ({"chunking": "none", "max_num_seqs": "600"}, "max_num_batched_tokens", None, "--chunking"),
+        ({"chunking": "tokens=4096"}, "max_num_batched_tokens", 4096, "--chunking"),
+        ({"max_num_seqs": "600"}, "max_num_batched_tokens", 856, "--max-num-seqs"),
+        ({"max_num_batched_tokens": "280"}, "max_num_seqs", 24, "--max-num-batched-tokens"),
+        ({"chunking": "none", "max_num_batched_tokens": "20"}, "max_num_seqs", 20, "--max-num-batched-tokens"),
+        ({"preset": "batch", "max_num_batched_tokens": "600"}, "chunking", "tokens=600", "--max-num-batched-tokens"),
+        ({"preset": "batch", "max_num_batched_tokens": "400"}, "max_num_seqs", 144, "--max-num-batched-tokens"),
+        ({"preset": "rag", "max_num_seqs": "1000"}, "max_num_batched_tokens", 1256, "--max-num-seqs"),
+    ],
+)
+def test_a_setting_moves_defaults_that_contradict_it(
+    flags: dict[str, Any], name: str, value: object, because: str
+) -> None:
+    server, _ = configs(flags)
+    assert set_by(server, name) == (value, f"preset {flags.get('preset', 'chat')}, moved by {because}")
+    for given in flags.keys() - {"preset"}:
+        assert set_by(server, given)[1].startswith("--"), "the user's word stays"
+
+
+def test_defaults_that_contradict_nothing_stay() -> None:
+    flags = {"chunking": "tokens=512", "max_num_seqs": "256", "max_model_len": "8192"}
+    assert set_by(configs(flags)[0], "max_num_batched_tokens") == (512, "preset chat")
+    assert set_by(configs({"max_num_batched_tokens": "288"})[0], "max_num_seqs") == (32, "preset chat")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_single_setting_contradicts_a_preset(preset: str) -> None:
+    """Whatever a user says alone, in a flag, in the environment or in a file, is served."""
+    alone = [{"chunking": "none"}, {"itl_budget": "5"}, {"admission": "fcfs"}, {"priority_preempts": "true"}]
+    alone += [{"chunking": f"tokens={tokens}"} for tokens in (1, 64, 511, 513, 1025, 100_000)]
+    alone += [{"max_num_seqs": str(seats)} for seats in (1, 255, 257, 769, 5000)]
+    alone += [{"max_num_batched_tokens": str(tokens)} for tokens in (257, 511, 513, 1023, 100_000)]
+    alone += [{"enable_prefix_caching": "false"}, {"max_model_len": "2"}, {"kv_memory": "1MiB"}]
+    for settings in alone:
+        environ = {f"TWOSTEP_{name.upper()}": value for name, value in settings.items()}
+        configs({}, {**environ, "TWOSTEP_PRESET": preset})
 
 
 def test_uncut_prompts_with_steps_that_hold_them() -> None:
@@ -267,9 +328,51 @@ def test_a_variable_s_value_is_read_as_a_flag_s() -> None:
     assert problem == "TWOSTEP_ENABLE_PREFIX_CACHING is 'maybe'; it has to be true or false"
 
 
-def test_what_kubernetes_puts_there() -> None:
-    links = {"TWOSTEP_SERVICE_HOST": "10.0.0.7", "TWOSTEP_PORT": "tcp://10.0.0.7:8000"}
-    assert refusal({}, links).endswith("give the service another name, or the pod enableServiceLinks: false")
+def links_of(service: str, port: str = "8000", address: str = "10.0.0.7") -> dict[str, str]:
+    """What Kubernetes puts into the environment of each pod beside a service with one port, named http."""
+    name = service.upper().replace("-", "_")
+    whole = f"{name}_PORT_{port}_TCP"
+    return {
+        f"{name}_SERVICE_HOST": address,
+        f"{name}_SERVICE_PORT": port,
+        f"{name}_SERVICE_PORT_HTTP": port,
+        f"{name}_PORT": f"tcp://{address}:{port}",
+        whole: f"tcp://{address}:{port}",
+        f"{whole}_PROTO": "tcp",
+        f"{whole}_PORT": port,
+        f"{whole}_ADDR": address,
+    }
+
+
+@pytest.mark.parametrize("service", ["twostep", "twostep-chat", "twostep-port", "twostep-max-num-seqs", "twostep-2"])
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
+def test_what_kubernetes_sets_for_services_is_ignored(service: str, address: str) -> None:
+    links = links_of(service, address=address)
+    server, _ = configs({}, links | {"TWOSTEP_MAX_QUEUE": "5"})
+    assert (server.port, server.max_queue) == (8000, 5)
+    assert service_links(links | {"TWOSTEP_MAX_QUEUE": "5", "HOME": "/"}) == list(links)
+
+
+def test_settings_beside_kubernetes_variables() -> None:
+    """A pod's own variables go before those of services."""
+    links = links_of("twostep") | {"TWOSTEP_PORT": "8001"}
+    assert configs({}, links)[0].port == 8001
+    assert "TWOSTEP_PORT" not in service_links(links)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("TWOSTEP_CHAT_PORT", "8001"),
+        ("TWOSTEP_CHAT_SERVICE_HOST", "no address"),
+        ("TWOSTEP_SERVICE_PORTS", "80"),
+        ("TWOSTEP_CHAT_PORT_TCP", "tcp://10.0.0.7:80"),
+        ("TWOSTEP_CHAT_PORT_80_HTTP", "http://10.0.0.7:80"),
+    ],
+)
+def test_variables_that_only_look_like_those_of_services(variable: str, value: str) -> None:
+    assert refusal({}, {variable: value}).startswith(f"environment variable {variable} is no setting; ")
+    assert refusal({}, {"TWOSTEP_PORT": "http://10.0.0.7:80"}).endswith("; it has to be an integer")
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
@@ -287,7 +390,7 @@ def test_what_kubernetes_puts_there() -> None:
         ("port = 8000.5", "port is 8000.5; it has to be an integer"),
         ("enable_prefix_caching = 1", "enable_prefix_caching is 1; it has to be true or false"),
         ("api_key = [1]", "api_key is not shown; it has to be texts, separated by commas"),
-        ("host = [\"a\"]", "host is ['a']; it has to be text"),
+        ("preset = [\"a\"]", "preset is ['a']; it has to be text"),
     ],
 )  # fmt: skip
 def test_keys_and_values_that_are_none(toml: Path, text: str, problem: str) -> None:

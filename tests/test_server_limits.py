@@ -65,6 +65,7 @@ def test_other_origins_only_if_asked(server_host: Host, server: Served) -> None:
     assert refused.status_code == 401
     assert (preflight.status_code, preflight.headers["access-control-allow-headers"]) == (200, named)
     assert "access-control-allow-origin" not in other.headers
+    assert other.status_code == 403
 
 
 # --- how much -----------------------------------------------------------------------------------------------------
@@ -88,10 +89,10 @@ def test_long_bodies_share_their_room(server_host: Host) -> None:
         front.state.bodies = Bodies(max_bytes=200_000, long_bytes=200_000)
         with connected(front.url) as late:
             late.sendall(posted("/tokenize", b"x" * 150_000)[:-1])
-            assert within(10, lambda: front.state.bodies.held >= 149_000)
+            assert within(60, lambda: front.state.bodies.held >= 149_000)
             full = httpx.post(f"{front.url}/tokenize", json={"prompt": "x" * 100_000})
             short = complete(front, SHORT)
-        assert within(10, lambda: front.state.bodies.held == 0)
+        assert within(60, lambda: front.state.bodies.held == 0)
         again = httpx.post(f"{front.url}/tokenize", json={"prompt": "x" * 100_000}, timeout=30)
     assert_error(full, 429, "queue_full")
     assert short.status_code == again.status_code == 200
@@ -107,9 +108,9 @@ def test_short_bodies_do_not_wait_for_long_ones(server_host: Host) -> None:
         try:
             with connected(front.url) as long:
                 long.sendall(posted("/tokenize", {"prompt": "x" * 100_000}))
-                assert within(10, lambda: bodies.held > 100_000 and bool(front.state.flights))
+                assert within(60, lambda: bodies.held > 100_000 and bool(front.state.flights))
                 assert complete(front, SHORT).status_code == 200
-            assert within(10, lambda: bodies.held == 0)
+            assert within(60, lambda: bodies.held == 0)
         finally:
             threads_go_on.set()
 
@@ -167,9 +168,7 @@ def test_a_full_queue(server_host: Host) -> None:
             full = complete(front, SHORT)
         assert_error(full, 429, "queue_full")
         assert int(full.headers["retry-after"]) >= 1
-        deadline_s = time.monotonic() + 1
-        while front.state.places.taken and time.monotonic() < deadline_s:
-            time.sleep(0.01)
+        assert within(15, lambda: not front.state.places.taken)
         assert complete(front, SHORT).status_code == 200
 
 
@@ -202,11 +201,12 @@ def test_what_is_no_http_gets_an_error_object(server: Served) -> None:
     assert "HTTP/1.1" in json.loads(body)["error"]["message"]
 
 
-def test_nobody_is_sent_elsewhere(server: Served) -> None:
+def test_nobody_is_sent_elsewhere(server_host: Host) -> None:
     """Not to an address made of what the client says of ours."""
-    root = httpx.get(f"{server.url}/", headers={"Host": "evil.example"})
-    slash = httpx.get(f"{server.url}/docs/", headers={"Host": "evil.example"})
-    assert (root.status_code, root.headers["location"]) == (307, "/docs")
+    with server_host.front(allowed_hosts=("*",)) as front:
+        root = httpx.get(f"{front.url}/", headers={"Host": "evil.example"})
+        slash = httpx.get(f"{front.url}/docs/", headers={"Host": "evil.example"})
+    assert (root.status_code, root.headers["location"]) == (307, "docs")
     assert slash.status_code == 404
 
 
@@ -239,7 +239,7 @@ def test_no_second_beginning_of_sequence(server_host: Host) -> None:
         reply = httpx.post(f"{front.url}/v1/chat/completions", json=body, timeout=30).json()
     prompt = reply["choices"][0]["prompt_token_ids"]
     text = server_host.model.tokenizer.decode(prompt, skip_special=False)
-    assert text == server_host.model.template.render(body["messages"])
+    assert text == server_host.model.template.render(body["messages"]).text
 
 
 def test_while_the_model_is_loaded(server_host: Host) -> None:

@@ -1,14 +1,17 @@
 """A crowd of every kind of client on a tiny cache: afterwards everything is as before, and all counters add up."""
 
 import asyncio
+import gc
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import pytest
 from support.http_server import NAME, Host, Served, host
 
 REQUESTS, CLIENTS = 48, 16
@@ -50,7 +53,8 @@ async def ask_badly(http: httpx.AsyncClient, rng: random.Random) -> str:
 async def ask_and_go(http: httpx.AsyncClient, rng: random.Random) -> str:
     address, content = urlsplit(str(http.base_url)), json.dumps(body(rng)).encode()
     _, writer = await asyncio.open_connection(address.hostname, address.port)
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(content)
+    writer.write(head + content)
     await asyncio.sleep(rng.random() * 0.5)
     writer.transport.abort()
     return "gone"
@@ -61,7 +65,7 @@ async def crowd(url: str) -> Counter[str]:
     rng, ends, left = random.Random(7), Counter[str](), iter(range(REQUESTS))
 
     async def client() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=600) as http:
             for number in left:
                 kind = rng.choices([ask, ask_badly, ask_and_go], [6, 2, 4])[0]
                 ends[await kind(http, random.Random(number))] += 1
@@ -99,3 +103,44 @@ def assert_counted(made: Host, front: Served, ends: Counter[str]) -> None:
     told = Counter(choice.finish_reason for choice in choices)
     assert sum(told.values()) == sum(made.snapshot().finished.values())
     assert told.keys() <= {"stop", "length", "abort"}
+
+
+@pytest.fixture
+def quiet_gc() -> Iterator[None]:
+    """As the server does: what is there already is not walked through by the collector, nor here by tests before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Go on."}], "logprobs": True, "top_logprobs": 20},
+    "/v1/completions": {"prompt": "Go on.", "logprobs": 20, "return_token_ids": True},
+}
+
+
+@pytest.mark.usefixtures("quiet_gc")
+@pytest.mark.parametrize("path", LARGE)
+def test_large_replies_keep_nobody_waiting(server_host: Host, path: str) -> None:
+    """Some MB of log-probabilities: no turn of the event loop is long, and a stream goes on beside them."""
+    asked = {**LARGE[path], "max_tokens": 120, "n": 7, "ignore_eos": True}
+    with server_host.front() as front, server_host.turns() as turns:
+        whole, streamed = asyncio.run(both(front.url, path, asked))
+    assert len(whole.content) > 400_000
+    assert {choice["finish_reason"] for choice in whole.json()["choices"]} == {"length"}
+    assert streamed.endswith("data: [DONE]\n\n")
+    assert turns.longest_s < LONGEST_TURN_S
+
+
+LONGEST_TURN_S = 0.03
+"""Six times what was measured; the JSON of the chat in one piece takes a tenth of a second."""
+
+
+async def both(url: str, path: str, asked: dict[str, Any]) -> tuple[httpx.Response, str]:
+    """The reply to a large request, and a small stream that ends after it."""
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+        body = {"prompt": "One,", "max_tokens": 200, "ignore_eos": True, "stream": True}
+        stream = asyncio.create_task(http.post("/v1/completions", json=body))
+        whole = await http.post(path, json=asked)
+        return whole, (await stream).text

@@ -86,9 +86,7 @@ def test_a_schema_that_cannot_be_kept_to_is_a_bad_request(client: openai.OpenAI,
         ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, {"7"}),
     ],
 )
-def test_forms_in_llama_cpp_s_fields_are_kept(
-    client: openai.OpenAI, fields: dict[str, Any], answers: set[str]
-) -> None:
+def test_forms_in_llama_cpp_s_fields_are_kept(client: openai.OpenAI, fields: dict[str, Any], answers: set[str]) -> None:
     reply = client.chat.completions.create(messages=QUESTION, extra_body=fields, **ASKED)
     assert reply.choices[0].message.content in answers
 

@@ -12,14 +12,12 @@ from twostep.core.policies import (
     by_priority,
     fcfs,
 )
-from twostep.perf.linear import LinearStepTime
 from twostep.settings import GATHER_NS, Settings
 
 
 def test_the_defaults_cut_by_time_and_do_not_preempt_by_priority() -> None:
     config = Settings(blocks=(100,)).config()
     assert isinstance(config.chunking, TimeBudget)
-    assert isinstance(config.chunking.model, LinearStepTime)
     assert config.chunking.budget_ns == 50_000_000
     assert (config.batching, config.order, config.priority_preempts) == (Continuous(), by_priority, False)
 
@@ -55,8 +53,8 @@ def test_a_time_may_have_a_fraction() -> None:
         ({"batching": "static"}, "batching is 'static'; it has to be continuous or static=SIZE"),
         ({"batching": "static=0"}, "batching is 'static=0'; it has to be continuous or static=SIZE"),
         ({"admission": "lifo"}, "admission is 'lifo'; it has to be fcfs, priority, shortest-prefill"),
-        ({"step_tokens": 100}, "a step of 100 tokens is too narrow; it needs at least 320"),
-        ({"seats": 0}, "0 seats"),
+        ({"step_tokens": 100}, "max_num_batched_tokens is 100; it has to be at least 320"),
+        ({"seats": 0}, "max_num_seqs is 0"),
         ({"priority_preempts": True, "admission": "fcfs"}, "priority_preempts needs an order by priority"),
     ],
 )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import NoReturn
 from unittest.mock import patch
 
 import pytest
@@ -197,12 +198,6 @@ def test_a_folder_that_cannot_be_made(wheels: Path, folder: Path) -> None:
         fetch.fetch(TINY, quiet())
 
 
-def test_python_without_pip(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FetchError, match=r"^tiny: this Python has no pip .* -m ensurepip$"):
-        fetch.fetch(TINY, quiet())
-
-
 def fetch_slowly(folder: Path) -> None:
     """In a child process: a fetch that waits for ever once it has its working folder."""
     os.environ["TWOSTEP_MODELS"] = str(folder)
@@ -333,7 +328,7 @@ def test_resolve_takes_the_stem_of_a_cached_file(folder: Path) -> None:
     assert resolve("Mine.Q4_0", quiet()) == folder / "Mine.Q4_0.gguf"
 
 
-@pytest.mark.parametrize("name", ["missing.gguf", "folder/missing", "./smollm2-135m"])
+@pytest.mark.parametrize("name", ["missing.gguf", "./folder/missing", "./smollm2-135m"])
 def test_resolve_names_a_missing_file(name: str) -> None:
     with pytest.raises(ModelFileError, match=r": no such file$"):
         resolve(name, quiet())
@@ -363,7 +358,22 @@ def test_only_names_of_the_catalogue_can_be_pulled() -> None:
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     assert cache.cache_folder() == folder
     monkeypatch.setenv("TWOSTEP_MODELS", "")
-    assert cache.cache_folder() == Path.home() / ".cache/twostep/models"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cache.cache_folder() == Path("/elsewhere/twostep/models")
+    for ignored in ("", "relative/path"):
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert cache.cache_folder() == Path.home() / ".cache/twostep/models"
+
+
+def test_a_folder_that_may_not_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's user often has / for a home."""
+
+    def denied(path: Path, **_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", denied)
+    with pytest.raises(FetchError, match=f"Permission denied: {folder}; set TWOSTEP_MODELS to a folder that can be"):
+        fetch.fetch(TINY, Progress())
 
 
 def test_a_folder_that_goes_while_its_wheels_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 
 import pytest
 from support.gguf_writer import write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
-from twostep.errors import InvalidParameterError, ModelFileError
+from twostep.errors import InvalidParameterError, ModelFileError, TwostepError
 from twostep.model import template as template_module
 from twostep.model.gguf import read_gguf
 from twostep.model.loaded import open_model
@@ -35,8 +36,8 @@ def made() -> Iterator[Made]:
         template.close()
 
 
-def rendered(made: Made, source: str, **extra: object) -> str:
-    return made(source).render(MESSAGES, **extra)
+def rendered(made: Made, source: str) -> str:
+    return made(source).render(MESSAGES if "messages" in source else []).text
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def rendered(made: Made, source: str, **extra: object) -> str:
     [
         ("{{ messages[0]['role'] }}: {{ messages[0].content }}", "user: Hi"),
         ("{% if add_generation_prompt %}\n  yes\n{% endif %}\n", "  yes\n"),
-        ("    {% for m in messages %}\nx\n    {% endfor %}\n", "x\n"),
+        ("    {% for m in messages %}\n{{ m.content }}\n    {% endfor %}\n", "Hi\n"),
         ("{{ '<&é漢>' | tojson }}", '"<&é漢>"'),
         ("{{ {'b': 1, 'a': [true, none]} | tojson(indent=2) }}", '{\n  "b": 1,\n  "a": [\n    true,\n    null\n  ]\n}'),
         (
@@ -64,19 +65,19 @@ def test_renders_as_templates_are_written_for(made: Made, source: str, expected:
 
 def test_variables_of_the_caller_are_there(made: Made) -> None:
     template = made("{{ tools[0].name }} {{ add_generation_prompt }} {{ thinking }}")
-    assert template.render(MESSAGES, tools=[{"name": "t"}], add_generation_prompt=False, thinking=3) == "t False 3"
+    assert template.render([], [{"name": "t"}], False, variables={"thinking": 3}).text == "t False 3"
 
 
 def test_template_is_used_many_times(made: Made) -> None:
     template = made("{{ messages[0].content }}")
     contents = [f"line\n{i} \u2028 \N{GRINNING FACE}" for i in range(50)]
-    assert [template.render([{"content": content}]) for content in contents] == contents
+    assert [template.render([{"content": content}]).text for content in contents] == contents
 
 
 def test_threads_get_their_own_answers(made: Made) -> None:
     template = made("{{ messages[0].content * 1000 }}")
     with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda i: template.render([{"content": f"{i:03d}"}]), range(100)))
+        results = list(pool.map(lambda i: template.render([{"content": f"{i:03d}"}]).text, range(100)))
     assert results == [f"{i:03d}" * 1000 for i in range(100)]
 
 
@@ -164,7 +165,7 @@ def test_template_that_never_ends_is_stopped_and_the_next_one_served(
     template = made("{% if messages %}" + source + "{% endif %}ok")
     with pytest.raises(InvalidParameterError, match="takes more than 1 s to render"):
         template.render(MESSAGES)
-    assert template.render([]) == "ok"
+    assert template.render([]).text == "ok"
 
 
 def test_source_is_bounded() -> None:
@@ -174,7 +175,7 @@ def test_source_is_bounded() -> None:
 
 def test_process_ends_with_the_template(made: Made) -> None:
     template = ChatTemplate("x", "some file: its template")
-    assert template.render([]) == "x"
+    assert template.render([]).text == "x"
     process = template._worker._process
     template.close()
     assert process.returncode is not None
@@ -184,11 +185,11 @@ def test_a_process_that_somebody_killed_is_replaced_unnoticed(made: Made) -> Non
     template = made("{{ messages[0].content }}")
     template._worker._process.kill()
     template._worker._process.wait()
-    assert template.render([{"role": "user", "content": "here"}]) == "here"
+    assert template.render([{"role": "user", "content": "here"}]).text == "here"
 
 
 def test_process_ends_with_its_parent() -> None:
-    program = "from twostep.model.template import ChatTemplate; t = ChatTemplate('x', 'w'); print(t.render([]))"
+    program = "from twostep.model.template import ChatTemplate; t = ChatTemplate('x', 'w'); print(t.render([]).text)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("x\n", "")
 
@@ -200,7 +201,7 @@ def test_template_of_a_file_knows_its_tokens(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", {**values, **named, "tokenizer.chat_template": template})
     tokens = values["tokenizer.ggml.tokens"]
     made = load_template(read_gguf(path).metadata)
-    assert made.render([]) == f"{tokens[1]} {tokens[2]} False"
+    assert made.render([]).text == f"{tokens[1]} {tokens[2]} False"
     made.close()
 
 
@@ -214,7 +215,7 @@ def test_missing_template_is_named(tmp_path: Path) -> None:
 
 def test_default_model_renders(default_model_path: Path) -> None:
     template = open_model(default_model_path).template
-    assert template.render(MESSAGES) == (
+    assert template.render(MESSAGES).text == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -225,7 +226,22 @@ def test_default_model_renders(default_model_path: Path) -> None:
 def test_qwen_renders_tools(model_path: Callable[[str], Path]) -> None:
     template = open_model(model_path("qwen2.5-coder-0.5b")).template
     tool = {"type": "function", "function": {"name": "now", "description": "Time & date", "parameters": {}}}
-    text = template.render(MESSAGES, tools=[tool])
+    text = template.render(MESSAGES, tools=[tool]).text
     assert '{"type": "function", "function": {"name": "now", "description": "Time & date", "parameters": {}}}' in text
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     template.close()
+
+
+def test_close_ends_a_rendering_in_another_thread_and_its_process() -> None:
+    template = ChatTemplate("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "it")
+    process = template._worker._process
+    with ThreadPoolExecutor(1) as pool:
+        rendering = pool.submit(template.render, [])
+        while not template._lock.locked():
+            sleep(0.001)
+        template.close()
+        with pytest.raises(TwostepError, match="this chat template is closed"):
+            rendering.result(30)
+    assert process.returncode is not None
+    with pytest.raises(TwostepError, match="this chat template is closed"):
+        template.render([])

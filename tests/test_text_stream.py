@@ -46,9 +46,7 @@ STOPS = st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=4)
 
 
 @given(pieces=PIECES, stops=STOPS, unheeded=st.integers(0, 4))
-def test_search_finds_what_looking_through_everything_finds(
-    pieces: list[str], stops: list[str], unheeded: int
-) -> None:
+def test_search_finds_what_looking_through_everything_finds(pieces: list[str], stops: list[str], unheeded: int) -> None:
     search = StopSearch(stops)
     shown, stop = "", None
     for number, piece in enumerate(pieces):

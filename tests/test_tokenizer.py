@@ -24,7 +24,7 @@ def loaded(tmp_path: Path) -> Loaded:
     """A tokenizer of a small vocabulary, after keys were changed, or left out where None."""
 
     def load(changes: Mapping[str, Value | None]) -> Tokenizer:
-        named = {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+        named = {key if "." in key else f"tokenizer.ggml.{key}": value for key, value in changes.items()}
         values = small_tokenizer_metadata() | named
         path = tmp_path / "model.gguf"
         write_gguf(path, {key: value for key, value in values.items() if value is not None})
@@ -127,9 +127,62 @@ def test_ends_are_all_that_the_file_or_custom_names(loaded: Loaded) -> None:
     assert tokenizer.eos_ids == {3, 4, 5, tokenizer.vocabulary.tokens.index("<|im_end|>")}
 
 
-def test_end_token_of_another_type_is_not_an_end(loaded: Loaded) -> None:
-    tokens = small_tokenizer_metadata()["tokenizer.ggml.tokens"]
-    assert loaded({"token_type": np.ones(len(tokens), np.int32)}).eos_ids == frozenset()
+@pytest.mark.parametrize("kinds", [None, 1, 4, 5])
+def test_control_tokens_of_another_type_are_control_tokens(loaded: Loaded, kinds: int | None) -> None:
+    count = len(small_tokenizer_metadata()["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+    types = None if kinds is None else np.array([1] * (count - 3) + [kinds, kinds, 4], np.int32)
+    wrong, sound = loaded({"token_type": types}), loaded({})
+    assert wrong.vocabulary.control == sound.vocabulary.control
+    assert wrong.eos_ids == sound.eos_ids == {261}
+    text = "<|im_start|>user hello<|im_end|>"
+    assert wrong.encode(text, special=True) == sound.encode(text, special=True)
+    [note] = wrong.vocabulary.notes()
+    assert note == (
+        "read as control tokens, which the file says they are not: '<|im_start|>' (260), '<|im_end|>' (261)"
+    )
+    assert not [*sound.vocabulary.notes()]
+
+
+def test_tokens_that_the_template_writes_are_special(loaded: Loaded) -> None:
+    tokens = [*small_tokenizer_metadata()["tokenizer.ggml.tokens"][:-3], "<|turn|>", "<|other|>", "<tool>", "hell<"]  # type: ignore[index]
+    template = "<|turn|>{{ messages }}<tool>hell<hello{{ '<|absent|>' }}"
+    tokenizer = loaded({"tokens": tokens, "token_type": None, "tokenizer.chat_template": template})
+    assert [*tokenizer.vocabulary.control.values()] == ["<|turn|>"]
+    assert [*tokenizer.vocabulary.user_defined.values()] == ["<tool>"]
+    assert [*tokenizer.vocabulary.notes()] == [
+        "read as control tokens, which the file says they are not: '<|turn|>' (260)",
+        "read as user-defined tokens, which the file says they are not: '<tool>' (262)",
+    ]
+
+
+def test_a_token_that_text_merges_into_is_text(loaded: Loaded) -> None:
+    """`<s>` is struck-out text in a vocabulary that has learnt it; so is what a file wrongly names as the end."""
+    tokens = [*small_tokenizer_metadata()["tokenizer.ggml.tokens"][:-3], "<s", "<s>", "</s>"]  # type: ignore[index]
+    merges = ["h e", "l l", "he ll", "hell o", "< s", "<s >"]
+    tokenizer = loaded({"tokens": tokens, "token_type": None, "merges": merges, "eos_token_id": 259})
+    assert tokenizer.vocabulary.control == {262: "</s>"}
+    assert tokenizer.eos_ids == {259, 262}
+
+
+def test_the_end_that_a_file_names_is_a_control_token(loaded: Loaded) -> None:
+    tokens = [*small_tokenizer_metadata()["tokenizer.ggml.tokens"], "(end)"]  # type: ignore[misc]
+    tokenizer = loaded({"tokens": tokens, "token_type": None, "eos_token_id": 263})
+    assert tokenizer.vocabulary.control[263] == "(end)"
+    assert tokenizer.decode([263]) == ""
+
+
+def test_harmony_goes_on_after_the_end_of_a_part(loaded: Loaded) -> None:
+    tokens = [*small_tokenizer_metadata()["tokenizer.ggml.tokens"][:-3], "<|end|>", "<|return|>", "<|call|>"]  # type: ignore[index]
+    assert loaded({"tokens": tokens, "token_type": None}).eos_ids == {261, 262}
+    assert loaded({"tokens": tokens[:-2], "token_type": None}).eos_ids == {260}
+
+
+def test_a_tokens_text_in_a_note_steers_no_terminal(loaded: Loaded) -> None:
+    tokens = [*small_tokenizer_metadata()["tokenizer.ggml.tokens"], "<|\x1b[31m" + "x" * 50 + "|>"]  # type: ignore[misc]
+    template = tokens[-1] + "{{ messages }}"
+    [note, *_] = loaded({"tokens": tokens, "token_type": None, "tokenizer.chat_template": template}).vocabulary.notes()
+    assert "\x1b" not in note
+    assert "\\x1b[31mxxx" in note
 
 
 def test_digits_are_cut_as_the_file_says(loaded: Loaded) -> None:

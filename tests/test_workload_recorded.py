@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from support.bills import output, reply
 from support.http_server import Host, Served
 
+from twostep.background import BackgroundWriter
 from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Timeline
 from twostep.errors import WorkloadError
@@ -176,13 +178,31 @@ def test_on_a_full_disk_the_recording_ends_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = TrafficRecorder(tmp_path / "w", "small")
-    recorder.close()
-    monkeypatch.setattr(recorder, "_file", Path("/dev/full").open("wb"))  # noqa: SIM115
+    recorder._writer.close()
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(recorder, "_writer", BackgroundWriter(full.fileno()))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             recorder.heard(reply(output(Timeline(0, 0, (), (5, 6), (), 6))))
-    assert caplog.messages == ["/dev/full: No space left on device; the recording of the workload ends here"]
+        recorder.close()
+    assert caplog.messages == [f"{tmp_path}/w: No space left on device; the recording of the workload ends here"]
     assert read_workload(tmp_path / "w", silent).requests == []
+
+
+def test_a_disk_that_is_stuck_ends_the_recording_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = TrafficRecorder(tmp_path / "w", "small")
+    recorder._writer.close()
+    read, write = os.pipe()
+    monkeypatch.setattr(recorder, "_writer", BackgroundWriter(write, 4096))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3000):
+            recorder.heard(reply(output(Timeline(0, 0, (), (5, 6), (), 6))))
+        recorder.close()
+    assert caplog.messages == [f"{tmp_path}/w: the disk does not keep up; the recording of the workload ends here"]
+    os.close(read)
+    os.close(write)
 
 
 # --- numbers of blocks --------------------------------------------------------------------------------------------

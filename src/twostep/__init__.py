@@ -1,4 +1,4 @@
-"""Twostep: serve, explain and foretell large language models on the machine you have.
+"""Twostep: serve, explain and measure large language models on the machine you have.
 
     from twostep import LLM, SamplingParams
 

@@ -58,5 +58,9 @@ class EngineDiedError(TwostepError):
     """The engine's process ended while somebody needed it."""
 
 
+class WorkerFailedError(TwostepError):
+    """A helper process of this machine did not start or broke: no fault of the request that needed it."""
+
+
 class TargetError(TwostepError):
     """A server that cannot be measured: names its URL and what it said, or what is missing."""

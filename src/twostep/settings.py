@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from twostep.core.kv_cache import BlockGroup
 from twostep.core.policies import (
     Batching,
-    Chunking,
+    ChunkPolicy,
     Continuous,
     Order,
     ShortestPrefill,
@@ -17,8 +17,7 @@ from twostep.core.policies import (
     by_priority,
     fcfs,
 )
-from twostep.core.scheduler import SchedulerConfig
-from twostep.perf.linear import LinearStepTime
+from twostep.core.scheduler import SchedulerConfig, least_step_tokens
 
 NS_PER_MS = 1_000_000
 GATHER_NS = 100 * NS_PER_MS
@@ -41,13 +40,18 @@ class Settings:
     admission: str = "priority"
     priority_preempts: bool = False
 
+    @property
+    def least_step_tokens(self) -> int:
+        """What `step_tokens` has to be at least. Raises `ValueError` if `chunking` is none that there is."""
+        return least_step_tokens(self.seats, _chunking(self.chunking, self.step_tokens))
+
     def config(self) -> SchedulerConfig:
         """Raises `ValueError` that names the setting, its value and what is allowed."""
         return SchedulerConfig(
             groups=tuple(BlockGroup(*group) for group in zip(self.blocks, self.windows, strict=True)),
-            seats=self.seats,
-            step_tokens=self.step_tokens,
-            context_tokens=self.context_tokens,
+            max_num_seqs=self.seats,
+            max_num_batched_tokens=self.step_tokens,
+            max_model_len=self.context_tokens,
             chunking=_chunking(self.chunking, self.step_tokens),
             batching=_batching(self.batching),
             order=_order(self.admission, self.context_tokens),
@@ -55,13 +59,13 @@ class Settings:
         )
 
 
-def _chunking(text: str, step_tokens: int) -> Chunking:
+def _chunking(text: str, step_tokens: int) -> ChunkPolicy:
     if text == "none":
         return Unchunked(step_tokens)
     if match := re.fullmatch(r"tokens=([1-9]\d*)", text):
         return TokenBudget(int(match[1]))
     if (match := re.fullmatch(r"time=(\d+(\.\d+)?)", text)) and float(match[1]) > 0:
-        return TimeBudget(LinearStepTime(), int(float(match[1]) * NS_PER_MS))
+        return TimeBudget(int(float(match[1]) * NS_PER_MS))
     raise ValueError(f"chunking is {text!r}; it has to be none, tokens=N or time=MILLISECONDS")
 
 

@@ -1,5 +1,6 @@
 """Words for a person on standard error: lines, and on a terminal one line that is written anew."""
 
+import io
 import shutil
 import sys
 from typing import TextIO
@@ -16,11 +17,19 @@ def bar(done: int, total: int, cells: int = 30) -> str:
     return "━" * filled + " " * (cells - filled)
 
 
+class _Nowhere(io.StringIO):
+    """A stream that forgets what is written to it."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 class StatusLine:
     """Writes to `stream` only; standard output belongs to results."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+        # `sys.stderr` is None in a program without a console or with standard error closed.
+        self._stream = stream or sys.stderr or _Nowhere()
         self.live = self._stream.isatty()
 
     def say(self, line: str) -> None:

@@ -19,7 +19,7 @@ from twostep.server.bill import ChoiceBill, bill, choice_bills
 from twostep.server.ledger import Reply
 
 REASONS = (
-    Reason(Why.NO_SEAT, (4,)),
+    Reason(Why.NO_SLOT, (4,)),
     Reason(Why.NO_BLOCKS, (0, 9, 3, 1)),
     Reason(Why.NO_BUDGET),
     Reason(Why.SHARES_PREFIX, (7,)),

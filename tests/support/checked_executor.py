@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import accumulate
 
-from twostep.core.hashing import block_hash, root_hash
+from twostep.core.blocks import block_hash, root_hash
+from twostep.core.cost import StepShape
 from twostep.core.kv_cache import BlockGroup
-from twostep.core.plan import Outcome, Plan, Step, StepResult
+from twostep.core.loop import Capabilities
+from twostep.core.plan import Plan, SliceOutcome, Step, StepResult
 from twostep.core.request import BLOCK_TOKENS, FinishReason
-from twostep.core.step_time import StepShape
 
 Prefix = bytes
 STOP_BELOW = 8
@@ -43,7 +44,7 @@ def answer_alone(prompt: Sequence[int], choice: int, max_tokens: int, *, stops: 
 
 
 def step_ns_of(shape: StepShape) -> int:
-    return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.sampled
+    return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.logit_rows
 
 
 class CheckedExecutor:
@@ -71,6 +72,7 @@ class CheckedExecutor:
         self._hashed: dict[int, list[bytes]] = {}
         self._prefixes: dict[int, list[Prefix]] = {}
         self._result: StepResult | None = None
+        self.capabilities = Capabilities(tuple(groups), drafts=True, arrived_kv=True)
 
     def add(self, number: int, prompt: Sequence[int], choice: int, hashes: Sequence[bytes]) -> None:
         self.tokens[number] = list(prompt)
@@ -91,8 +93,13 @@ class CheckedExecutor:
         assert len(self._standing) == step.plan.decoding
         self._result = self._compute(step)
 
-    def finish(self) -> StepResult:
+    def poll(self) -> StepResult | None:
         result, self._result = self._result, None
+        return result
+
+    def result(self) -> StepResult:
+        """Of the step that was started."""
+        result = self.poll()
         assert result is not None
         return result
 
@@ -105,7 +112,7 @@ class CheckedExecutor:
                 self._write(number, group, position, prefixes[position + 1])
 
     def _compute(self, step: Step) -> StepResult:
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, SliceOutcome] = {}
         hashes: dict[int, tuple[bytes, ...]] = {}
         self.sampled = {}
         assert step.plan.shape == self._shape(step.plan), "the plan's shape is not what it computes"
@@ -142,7 +149,7 @@ class CheckedExecutor:
             for position in range(start, start + count):
                 for group in range(len(self._groups)):
                     self._write(number, group, position, b"spoilt")
-        blamed = {number: Outcome(finished=FinishReason.FAILED) for number in self.failing}
+        blamed = {number: SliceOutcome(finished=FinishReason.FAILED) for number in self.failing}
         return StepResult(1, blamed, {}, failed=True)
 
     def _run(self, number: int, start: int, count: int, drafts: int = 0) -> list[int]:
@@ -164,7 +171,7 @@ class CheckedExecutor:
                 self._write(number, group, position, prefixes[position + 1])
         return guesses
 
-    def _sample(self, number: int, outcomes: dict[int, Outcome], guessed: Sequence[int] = ()) -> None:
+    def _sample(self, number: int, outcomes: dict[int, SliceOutcome], guessed: Sequence[int] = ()) -> None:
         tokens, prefixes = self.tokens[number], self._prefixes[number]
         new: list[int] = []
         finished = None
@@ -179,7 +186,7 @@ class CheckedExecutor:
         self.sampled[number] = len(new)
         drafts = self._drafts(number, len(tokens))
         if finished or len(new) > 1 or drafts or guessed:
-            outcomes[number] = Outcome(len(new), finished, drafts)
+            outcomes[number] = SliceOutcome(len(new), finished, drafts)
 
     def _new_hashes(self, number: int) -> tuple[bytes, ...]:
         """Of blocks whose tokens are all known and computed: all but the last token are."""

@@ -15,7 +15,8 @@ from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Ready, Snapshot
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.server.config import ServerConfig
-from twostep.server.run import Front, listen
+from twostep.server.listening import listen
+from twostep.server.run import Front
 from twostep.server.state import ServerState
 
 NAME = "small"
@@ -48,6 +49,16 @@ class Host:
         """How the engine is now."""
         return self.run(self._snapshot())
 
+    @contextmanager
+    def turns(self) -> Iterator["Turns"]:
+        """Watches the event loop while the block runs."""
+        turns = Turns()
+        watch = asyncio.run_coroutine_threadsafe(turns.watch(), self.loop)
+        try:
+            yield turns
+        finally:
+            watch.cancel()
+
     async def _snapshot(self) -> Snapshot:
         heard_s = self.client.heard_s
         self.client.ping()
@@ -57,27 +68,48 @@ class Host:
 
     @contextmanager
     def front(
-        self, *, model: LoadedModel | None = None, loaded: bool = True, small_sends: bool = False, **settings: Any
+        self,
+        *,
+        model: LoadedModel | None = None,
+        loaded: bool = True,
+        small_sends: bool = False,
+        loopback: bool = True,
+        **settings: Any,
     ) -> Iterator[Served]:
         """A front with these of `ServerConfig`; not `loaded`: as while the model is being loaded. With `small_sends`
-        the system takes little of what clients do not read."""
+        the system takes little of what clients do not read; not `loopback`: as if others reached it."""
         config = ServerConfig(**{"port": 0, "drain_s": 0, "log": "off", **settings})
-        state = ServerState(config, model or self.model, (NAME, "alias/of-it"))
-        with listen(config) as listener:
-            front, port = Front(state), listener.getsockname()[1]
+        state = ServerState(config, model or self.model, (NAME, "alias/of-it"), loopback=loopback)
+        with listen(config) as listeners:
+            front = Front(state)
             if small_sends:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                for listener in listeners.sockets:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             if loaded:
                 state.loaded(self.client, self.ready)
-            serving = asyncio.run_coroutine_threadsafe(front.serve(sockets=[listener]), self.loop)
+            serving = asyncio.run_coroutine_threadsafe(front.serve(sockets=listeners.sockets), self.loop)
             pulse = asyncio.run_coroutine_threadsafe(state.pulse.run(self.client), self.loop)
             try:
-                yield Served(state, f"http://127.0.0.1:{port}", front)
+                yield Served(state, listeners.urls[0], front)
             finally:
                 pulse.cancel()
                 state.draining = True
                 serving.result(20)
                 state.close()
+
+
+class Turns:
+    """How long the event loop was kept from other tasks, in CPU time of its thread: others do not stretch it."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def watch(self) -> None:
+        before_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0.0005)
+            now_s = time.thread_time()
+            self.longest_s, before_s = max(self.longest_s, now_s - before_s), now_s
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def check_plan(scheduler: Scheduler, plan: Plan) -> None:
 def _check_slices(scheduler: Scheduler, plan: Plan) -> None:
     """Every slice goes on where its sequence is, computes only known tokens, and samples just when it has caught up."""
     gone = {preemption.number for preemption in plan.preemptions}
-    standing = {seq.number for seq in scheduler.standing.members}
+    standing = {seq.number for seq in scheduler.decode_batch.members}
     assert plan.decoding == len(standing - gone)
     assert len({chunk.number for chunk in plan.chunks}) == len(plan.chunks), "two slices of one sequence"
     starts = {admission.number: max(admission.cached * 16, admission.arrived) for admission in plan.admissions}
@@ -42,12 +42,12 @@ def _check_slices(scheduler: Scheduler, plan: Plan) -> None:
         assert chunk.tokens > 0
         assert end <= seq.known + seq.drafts
         assert chunk.samples == (end - chunk.drafts == seq.known), "a row is sampled just when all known is computed"
-        assert {scheduler.live[fork].stage for fork in chunk.forks} <= {Stage.ATTACHED}
+        assert {scheduler.live[fork].stage for fork in chunk.forks} <= {Stage.FORK_WAITING}
 
 
 def _check_budget(scheduler: Scheduler, plan: Plan) -> None:
     config, shape = scheduler.config, plan.shape
-    assert shape.tokens <= config.step_tokens
+    assert shape.tokens <= config.max_num_batched_tokens
     if any(chunk.drafts for chunk in plan.chunks):
         return
     least = sum(min(config.chunking.least_tokens, chunk.tokens) for chunk in plan.chunks)
@@ -64,7 +64,7 @@ def _check_budget(scheduler: Scheduler, plan: Plan) -> None:
 def _check_preemptions(scheduler: Scheduler, plan: Plan) -> None:
     """The latest go first, for those before them; nobody is admitted in such a step."""
     assert not (plan.preemptions and plan.admissions)
-    running = [seq for seq in scheduler.live.values() if seq.stage in (Stage.STANDING, Stage.PREFILL)]
+    running = [seq for seq in scheduler.live.values() if seq.stage in (Stage.DECODE, Stage.PREFILL)]
     for preemption in plan.preemptions:
         victim = max(running, key=lambda seq: seq.rank)
         assert preemption.number == victim.number, "the victim is the least urgent, the latest among equals"
@@ -76,20 +76,20 @@ def _check_preemptions(scheduler: Scheduler, plan: Plan) -> None:
             assert cause.request.priority < victim.request.priority
         else:
             assert preemption.reason.why is Why.OUT_OF_BLOCKS
-            assert cause.stage in (Stage.STANDING, Stage.PREFILL), "who waits takes blocks from nobody"
+            assert cause.stage in (Stage.DECODE, Stage.PREFILL), "who waits takes blocks from nobody"
             assert cause.rank <= victim.rank
 
 
 def _check_admissions(scheduler: Scheduler, plan: Plan) -> None:
     """In the queue's order. Who is passed waits for a prefix, and is passed by few of its priority."""
     admitted = {admission.number for admission in plan.admissions}
-    held = {held.number: held.reason.why for held in plan.held}
+    why = {waiting.number: waiting.reason.why for waiting in plan.not_admitted}
     for number in admitted:
         seq = scheduler.live[number]
         queue = list(scheduler.waiting)
         for earlier in queue[: queue.index(seq)]:
             if earlier.number not in admitted:
-                assert held[earlier.number] is Why.SHARES_PREFIX
+                assert why[earlier.number] is Why.SHARES_PREFIX
                 assert _few_pass(seq, earlier)
 
 

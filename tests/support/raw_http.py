@@ -23,7 +23,8 @@ def connected(url: str, receive_bytes: int | None = None) -> Iterator[socket.soc
 def posted(path: str, body: Any) -> bytes:
     """A request."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(content)) + content
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(content))
+    return head + content
 
 
 def rest(connection: socket.socket) -> bytes:

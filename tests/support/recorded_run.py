@@ -6,11 +6,12 @@ from random import Random
 
 from support.checked_executor import CheckedExecutor
 
-from twostep.core.hashing import prompt_hashes, root_hash
-from twostep.core.loop import Abort, Command, EngineLoop
+from twostep.core.blocks import prompt_hashes, root_hash
+from twostep.core.loop import Abort, Command, EngineLoop, StepExecutor
 from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.core.scheduler import Scheduler
+from twostep.perf.linear import LinearCostModel
 from twostep.recording.reader import Recording
 from twostep.recording.writer import RecordedSurroundings, Recorder
 from twostep.settings import Settings
@@ -88,7 +89,7 @@ def _settings(rng: Random) -> Settings:
 
 
 class Host:
-    """Surroundings that say the workload's commands at random moments, on a clock that steps move."""
+    """Clock, inbox and observer that say the workload's commands at random moments, on a clock that steps move."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload, self._now_ns = workload, 5 * 10**15
@@ -97,7 +98,7 @@ class Host:
         self._now_ns += 1000
         return self._now_ns
 
-    def hear(self) -> Iterable[Command]:
+    def receive(self) -> Iterable[Command]:
         commands, rng = self._workload.commands, self._workload.rng
         while commands and rng.random() < 0.3:
             yield commands.pop()
@@ -123,11 +124,16 @@ class Host:
         pass
 
 
+def recorded_loop(scheduler: Scheduler, executor: StepExecutor, host: Host, recorder: Recorder) -> EngineLoop:
+    around = RecordedSurroundings(host, host, host, recorder)
+    return EngineLoop(scheduler, executor, clock=around, inbox=around, observer=around)
+
+
 def record(path: Path, workload: Workload, after_turn: Callable[[], None] = lambda: None) -> Scheduler:
     """Runs the workload to its end; some steps fail, some of them blame a sequence."""
-    scheduler, executor = Scheduler(workload.settings.config()), workload.executor
+    scheduler, executor = Scheduler(workload.settings.config(), LinearCostModel()), workload.executor
     with Recorder(path, workload.settings, ABOUT) as recorder:
-        loop = EngineLoop(scheduler, executor, RecordedSurroundings(Host(workload), recorder))
+        loop = recorded_loop(scheduler, executor, Host(workload), recorder)
         while loop.turn() or workload.commands:
             after_turn()
             executor.fail_step = workload.rng.random() < workload.step_failures

@@ -7,14 +7,14 @@ from typing import Any
 from support.checked_executor import CheckedExecutor, answer_alone, step_ns_of
 from support.plan_rules import check_plan
 
-from twostep.core.hashing import prompt_hashes, root_hash
+from twostep.core.blocks import prompt_hashes, root_hash
+from twostep.core.cost import Cost, StepShape, Terms
 from twostep.core.kv_cache import BlockGroup
 from twostep.core.loop import Abort, Command, EngineLoop
 from twostep.core.plan import Finished, Plan, Preemption, Resolved, Step, StepResult
 from twostep.core.policies import TokenBudget
 from twostep.core.request import FinishReason, Request
 from twostep.core.scheduler import Scheduler, SchedulerConfig
-from twostep.core.step_time import StepShape
 
 ROOT = root_hash("checked", "test")
 MS = 1_000_000
@@ -23,12 +23,9 @@ MS = 1_000_000
 class TrueModel:
     """Knows what the checked executor's steps take, and learns nothing."""
 
-    def predict_ns(self, shape: StepShape) -> int:
-        return step_ns_of(shape)
-
-    def largest_slice(self, load: StepShape, start: int, most: int, budget_ns: int) -> int:
-        fitting = (n for n in range(most, 0, -1) if step_ns_of(load.with_slice(start, n, 1)) <= budget_ns)
-        return next(fitting, 0)
+    def estimate(self, shape: StepShape) -> Cost:
+        step_ns = step_ns_of(shape)
+        return Cost(step_ns, step_ns, Terms(linear=step_ns))
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
         pass
@@ -39,9 +36,9 @@ def config(**changes: Any) -> SchedulerConfig:
     blocks = changes.pop("blocks", 400)
     usual = {
         "groups": (BlockGroup(blocks),),
-        "seats": 16,
-        "step_tokens": 4096,
-        "context_tokens": 4096,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 4096,
+        "max_model_len": 4096,
         "chunking": TokenBudget(256),
     }
     return SchedulerConfig(**{**usual, **changes})
@@ -73,7 +70,7 @@ class Life:
 
 
 class Session:
-    """Surroundings of an `EngineLoop` whose executor is the checked one; all rules are checked after each step."""
+    """Hosts an `EngineLoop` whose executor is the checked one; all rules are checked after each step."""
 
     def __init__(
         self,
@@ -81,7 +78,7 @@ class Session:
         executor: CheckedExecutor | None = None,
         scheduler: type[Scheduler] | None = None,
     ) -> None:
-        self.scheduler = (scheduler or Watched)(config)
+        self.scheduler = (scheduler or Watched)(config, TrueModel())
         self.executor = executor or CheckedExecutor(config.groups, stops=False)
         self.lives: dict[int, Life] = {}
         self.steps: list[Step] = []
@@ -91,7 +88,7 @@ class Session:
         self._ahead: list[tuple[int, int, Command]] = []
         self._prompts: dict[str, Sequence[int]] = {}
         self._heard_until = 0
-        self.loop = EngineLoop(self.scheduler, self.executor, self)
+        self.loop = EngineLoop(self.scheduler, self.executor, clock=self, inbox=self, observer=self)
 
     # --- what the test says ---------------------------------------------------------------------------------------
 
@@ -113,7 +110,7 @@ class Session:
     def run(self, most_turns: int = 20_000) -> "Session":
         """Until all have ended."""
         for _ in range(most_turns):
-            if not self.turn() and not self._ahead:
+            if not self.turn() and not self._ahead and self.loop.next_wake_ns is None:
                 assert self.scheduler.idle, "somebody waits and nothing runs"
                 return self
         raise AssertionError("no end")
@@ -121,8 +118,10 @@ class Session:
     def turn(self) -> bool:
         worked = self.loop.turn()
         self.scheduler.check()
-        if not worked and self._ahead:
-            self.clock_ns = max(self.clock_ns, self._ahead[0][0])
+        if not worked:
+            at_ns = [self._ahead[0][0]] if self._ahead else []
+            at_ns += [self.loop.next_wake_ns] if self.loop.next_wake_ns is not None else []
+            self.clock_ns = max(self.clock_ns, min(at_ns, default=0))
         return worked
 
     def life(self, request_id: str, choice: int = 0) -> Life:
@@ -140,12 +139,12 @@ class Session:
                 alone = answer_alone(life.prompt, life.choice, life.request.max_tokens, stops=stops)
                 assert self.answer(life.request.id, life.choice) == alone
 
-    # --- surroundings ---------------------------------------------------------------------------------------------
+    # --- clock, inbox, observer -----------------------------------------------------------------------------------
 
     def now(self) -> int:
         return self.clock_ns
 
-    def hear(self) -> Iterable[Command]:
+    def receive(self) -> Iterable[Command]:
         """Also what comes while a step runs."""
         while self._ahead and self._ahead[0][0] <= max(self.clock_ns, self._heard_until):
             at_ns, _, command = self._ahead.pop(0)

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from twostep.engine.refusals import shown
 from twostep.errors import TwostepError
+from twostep.input_file import InputFile
 from twostep.openai_api.requests import ENDPOINTS
 
 
@@ -25,30 +25,30 @@ class BatchLine:
     body: Any
 
 
-def read_lines(path: Path) -> Iterator[BatchLine]:
+def read_lines(file: InputFile) -> Iterator[BatchLine]:
     """The requests of a file, read as they are needed; empty lines are passed over. Raises `BatchFileError`."""
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
+    with file.open() as lines:
+        for number, raw in enumerate(lines, 1):
             if raw.strip():
-                yield _line(number, json_line(path, number, raw), f"{path}, line {number}")
+                yield _line(number, json_line(file, number, raw), f"{file}, line {number}")
 
 
-def check_lines(path: Path) -> dict[str, int]:
+def check_lines(file: InputFile) -> dict[str, int]:
     """Each custom id of a file and the number of its line, in its order. Raises `BatchFileError` at the first line that
     is not a request, or whose id an earlier one has."""
     numbers: dict[str, int] = {}
-    for line in read_lines(path):
+    for line in read_lines(file):
         first = numbers.setdefault(line.custom_id, line.number)
         if first != line.number:
             problem = f"custom_id {shown(line.custom_id)} is that of line {first} too"
-            raise BatchFileError(f"{path}, line {line.number}: {problem}")
+            raise BatchFileError(f"{file}, line {line.number}: {problem}")
     if not numbers:
-        raise BatchFileError(f"{path} has no requests")
+        raise BatchFileError(f"{file} has no requests")
     return numbers
 
 
-def json_line(path: Path, number: int, raw: bytes) -> Any:
-    """What a line says. Raises `BatchFileError` if it is not JSON."""
+def json_line(file: object, number: int, raw: bytes) -> Any:
+    """What a line says. Raises `BatchFileError`, which names the file as it prints, if it is not JSON."""
     try:
         return json.loads(raw)
     except json.JSONDecodeError as error:
@@ -59,7 +59,7 @@ def json_line(path: Path, number: int, raw: bytes) -> Any:
         problem = "nested too deeply"
     except ValueError as error:  # an integer of thousands of digits
         problem = str(error)
-    raise BatchFileError(f"{path}, line {number}: not JSON: {problem}")
+    raise BatchFileError(f"{file}, line {number}: not JSON: {problem}")
 
 
 def _line(number: int, value: object, where: str) -> BatchLine:

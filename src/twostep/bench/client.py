@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from twostep.bench.address import Address, base_url, find_address
-from twostep.bench.failed import FailureError, garbage, one_line
+from twostep.bench.failed import FailureError, garbage, one_line, told
 from twostep.bench.http import Request, exchange
 from twostep.bench.outcome import Failure, FailureKind, Outcome
 from twostep.bench.record import Server
-from twostep.bench.reply import StreamReply, check_plain, status_kind, status_words
+from twostep.bench.reply import Refusal, StreamReply, check_plain
 from twostep.bench.target import Prompt, Target
 from twostep.errors import TargetError
 
 MAX_WHOLE_BYTES = 4 << 20
+WITHOUT_LIST = ("400", "404", "405", "422", "501")
+"""Statuses of servers that do not list their models."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,11 @@ async def connect(target: Target) -> Client:
     Raises `TargetError` if it cannot be reached or does not say which model it has.
     """
     url = base_url(target.url)
-    address = await find_address(url)
+    address = await find_address(url, target.trust)
     try:
         models = await _models(target, address)
     except FailureError as error:
-        if target.model is None:
+        if target.model is None or error.failure.kind is FailureKind.TLS:
             raise TargetError(f"{url}/models: {_no_list(error.failure)}") from None
         models = {}
     model = target.model or _only(models, url)
@@ -100,8 +102,8 @@ async def connect(target: Target) -> Client:
 
 def _no_list(failure: Failure) -> str:
     """What keeps the server from naming its model, and what helps where it never will."""
-    has_none = failure.kind in (FailureKind.STATUS, FailureKind.GARBAGE)
-    return f"{failure.kind}: {failure.detail}" + "; name the model (--model)" * has_none
+    has_none = failure.kind is FailureKind.GARBAGE or failure.detail[:3] in WITHOUT_LIST
+    return told(failure) + "; name the model (--model)" * has_none
 
 
 def _only(models: Mapping[str, str], url: str) -> str:
@@ -115,6 +117,9 @@ async def _models(target: Target, address: Address) -> dict[str, str]:
     """Names of models, and who owns them. Raises `FailureError`."""
     reply = _WholeReply()
     await exchange(address, Request("GET", "/models", target.all_headers()), reply, target.patience)
+    if reply.refusal:
+        failure = reply.refusal.failure()
+        raise FailureError(failure.kind, failure.detail)
     try:
         listed = json.loads(reply.received)["data"]
         return {str(model["id"]): str(model.get("owned_by") or "") for model in listed}
@@ -127,13 +132,17 @@ class _WholeReply:
 
     def __init__(self) -> None:
         self.received = bytearray()
+        self.refusal: Refusal | None = None
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         if status != 200:
-            raise FailureError(status_kind(status), status_words(status, headers))
-        check_plain(headers)
+            self.refusal = Refusal(status, headers)
+        else:
+            check_plain(headers)
 
     def body(self, data: bytes, at_ns: int) -> bool:
+        if self.refusal:
+            return self.refusal.body(data)
         self.received += data
         if len(self.received) > MAX_WHOLE_BYTES:
             raise garbage(f"more than {MAX_WHOLE_BYTES} bytes")

@@ -13,6 +13,16 @@ class FailureError(Exception):
         self.failure = Failure(kind, one_line(detail))
 
 
+def told(failure: Failure) -> str:
+    """For a person: what happened, and what helps if that is known."""
+    if failure.kind in (FailureKind.REFUSED, FailureKind.TLS):
+        return failure.detail
+    if failure.kind not in (FailureKind.STATUS, FailureKind.OVERLOADED):
+        return f"{failure.kind}: {failure.detail}"
+    wants_key = failure.detail.startswith(("401", "403"))
+    return f"status {failure.detail}" + "; the key is set by --api-key or TWOSTEP_API_KEY" * wants_key
+
+
 def garbage(detail: str) -> FailureError:
     """What came is not what was asked for."""
     return FailureError(FailureKind.GARBAGE, detail)

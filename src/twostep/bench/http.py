@@ -2,6 +2,7 @@
 which its bytes came, not that at which a task got to them."""
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -9,7 +10,7 @@ from typing import Protocol
 
 import h11
 
-from twostep.bench.address import Address
+from twostep.bench.address import Address, connection_words
 from twostep.bench.failed import FailureError, garbage
 from twostep.bench.outcome import FailureKind
 
@@ -85,7 +86,8 @@ async def _connected(address: Address, reader: Reader, patience: Patience) -> "_
     except TimeoutError:
         raise FailureError(FailureKind.STALLED, f"no connection within {patience.stall_s:g} s") from None
     except OSError as error:
-        raise FailureError(FailureKind.REFUSED, str(error)) from None
+        kind = FailureKind.TLS if isinstance(error, ssl.SSLError) else FailureKind.REFUSED
+        raise FailureError(kind, connection_words(error)) from None
 
 
 class _Connection(asyncio.Protocol):

@@ -10,6 +10,8 @@ class FailureKind(StrEnum):
     """Why a request was not served whole."""
 
     REFUSED = "connection refused"
+    TLS = "no TLS connection"
+    """A certificate that is not trusted, or a server without TLS."""
     DROPPED = "connection dropped"
     """In the midst of a reply, or before one."""
     STALLED = "stalled"

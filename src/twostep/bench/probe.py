@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import linear_regression
 
 from twostep.bench.client import Ask, Client
+from twostep.bench.failed import told
 from twostep.bench.prompts import Seeds
 from twostep.bench.record import Fit
 from twostep.bench.words import WORDS
@@ -30,7 +31,7 @@ async def _tokens(client: Client, words: int, salt: str) -> int:
     if outcome.input_tokens:
         return outcome.input_tokens
     if outcome.failure:
-        said = f"{outcome.failure.kind}: {outcome.failure.detail}"
+        said = told(outcome.failure)
         raise TargetError(f"{client.server.url}: a prompt of {words} words was not answered: {said}")
     raise TargetError(
         f"{client.server.url} does not report usage, so lengths of prompts cannot be known; give tokens per word"

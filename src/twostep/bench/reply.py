@@ -51,7 +51,7 @@ class StreamReply:
         self._asked, self._must_be_full = asked_tokens, must_be_full
         self._most = 4 * asked_tokens + 1024
         self._sse = SseParser()
-        self._refusal: _Refusal | None = None
+        self._refusal: Refusal | None = None
         self._arrivals: list[Arrival] = []
         self._so_far = 0
         self._is_consistent = True
@@ -66,7 +66,7 @@ class StreamReply:
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
         if status != 200:
-            self._refusal = _Refusal(status, headers)
+            self._refusal = Refusal(status, headers)
             return
         check_plain(headers)
         kind = headers.get("content-type", "none")
@@ -148,7 +148,7 @@ class StreamReply:
         return max(0, added)
 
 
-class _Refusal:
+class Refusal:
     """A reply with another status than 200."""
 
     def __init__(self, status: int, headers: Mapping[str, str]) -> None:

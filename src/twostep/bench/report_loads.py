@@ -9,7 +9,7 @@ from twostep.bench.result import Run
 from twostep.bench.svg import line, polyline, text
 from twostep.bench.svg_axis import Axis, LogAxis, axis, fitting_axis
 from twostep.bench.svg_plane import LETTER, LINE, Plane, Series, dots, labelled_lines, line_of, room_for
-from twostep.bench.table import load_number, ms, number
+from twostep.bench.table import load_number, ms, number, waits
 from twostep.metrics.load import LoadSummary
 from twostep.metrics.summary import Summary
 
@@ -55,9 +55,10 @@ def latency_figure(runs: Sequence[Run], name: str) -> Figure:
 def rates_figure(runs: Sequence[Run]) -> Figure:
     """How much of what was asked was served, and how much of it within the limits."""
     words = limit_words(runs[0].limits)
-    series = [Series("served", 1, [(run.level or 0, run.summary.request_rate) for run in runs])]
+    loads = _loads(runs)
+    series = [Series("served", 1, [(load, run.summary.request_rate) for load, run in loads])]
     if words:
-        series.append(Series("goodput", 5, [(run.level or 0, run.summary.goodput) for run in runs]))
+        series.append(Series("goodput", 5, [(load, run.summary.goodput) for load, run in loads]))
     x = _load_axis(runs)
     y = axis("requests/s", max(y for one in series for _, y in one.points))
     plane = Plane(x, y, room_for(["goodput"]))
@@ -68,9 +69,10 @@ def rates_figure(runs: Sequence[Run]) -> Figure:
 
 
 def tokens_figure(runs: Sequence[Run]) -> Figure:
+    loads = _loads(runs)
     series = [
-        Series("in", 3, [(run.level or 0, run.summary.input_rate) for run in runs]),
-        Series("out", 1, [(run.level or 0, run.summary.output_rate) for run in runs]),
+        Series("in", 3, [(load, run.summary.input_rate) for load, run in loads]),
+        Series("out", 1, [(load, run.summary.output_rate) for load, run in loads]),
     ]
     x = _load_axis(runs)
     y = fitting_axis("tokens/s", [y for one in series for _, y in one.points])
@@ -102,15 +104,27 @@ def load_title(run: Run) -> str:
     return "clients" if isinstance(run.record.mode, Closed) else "requests asked per second"
 
 
+def _loads(runs: Sequence[Run]) -> list[tuple[float, Run]]:
+    """Each run at its place on the axis of loads, in order: what was asked for, or what was really due if requests that
+    waited for answers kept it below that in any of the runs."""
+    due = _is_by_due(runs)
+    return sorted((((run.offered if due else run.level) or 0, run) for run in runs), key=lambda pair: pair[0])
+
+
+def _is_by_due(runs: Sequence[Run]) -> bool:
+    return any(waits(run) for run in runs) and all(run.offered is not None for run in runs)
+
+
 def _load_axis(runs: Sequence[Run]) -> Axis | LogAxis:
     """Logarithmic for loads that lie as far apart as those of a sweep do."""
-    return fitting_axis(load_title(runs[0]), [run.level or 0 for run in runs])
+    title = "requests due per second, fewer than asked for as some wait" if _is_by_due(runs) else load_title(runs[0])
+    return fitting_axis(title, [load for load, _ in _loads(runs)])
 
 
 def _points(runs: Sequence[Run], name: str, percentile: str) -> tuple[list[tuple[float, float]], list[str]]:
     """With a tip for each."""
-    served = [run for run in runs if getattr(run.summary, name) is not None]
-    points = [(run.level or 0, 1000 * _value(run.summary, name, percentile)) for run in served]
+    served = [(load, run) for load, run in _loads(runs) if getattr(run.summary, name) is not None]
+    points = [(load, 1000 * _value(run.summary, name, percentile)) for load, run in served]
     return points, [f"{number(x)}: {name.upper()} {percentile} {ms(y / 1000)} ms" for x, y in points]
 
 

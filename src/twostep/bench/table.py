@@ -52,7 +52,7 @@ def run_lines(run: Run) -> Iterator[str]:
 def comparison(runs: Sequence[Run]) -> list[list[str]]:
     """One row a run, under a header; latencies in ms."""
     title = "clients" if isinstance(runs[0].record.mode, Closed) else "asked/s"
-    due = any(_waits(run) for run in runs)
+    due = any(waits(run) for run in runs)
     header = [title, *["due/s"] * due, "served", "failed", "served/s", "tokens out/s"]
     header += [f"{name.upper()} {percentile}" for name, percentile in COMPARED]
     limited = any(True for run in runs for _ in asked(run.limits))
@@ -93,10 +93,10 @@ def load_words(run: Run) -> str:
         return f"closed loop, {plural(mode.clients, 'client')}"
     if run.rate is None:
         return "open loop, arrivals as in the workload"
-    return f"open loop, {run.rate:g} requests/s" + (f" asked, {run.offered:.3g} due" if _waits(run) else "")
+    return f"open loop, {run.rate:g} requests/s" + (f" asked, {run.offered:.3g} due" if waits(run) else "")
 
 
-def _waits(run: Run) -> bool:
+def waits(run: Run) -> bool:
     """Whether fewer requests were due than asked, as some wait for answers and for who thinks about them."""
     return run.rate is not None and run.offered is not None and run.offered < DUE * run.rate
 

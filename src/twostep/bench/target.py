@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import h11
 
+from twostep.bench.address import Trust
 from twostep.bench.http import Patience, Request
 from twostep.bench.record import Server
 from twostep.errors import InvalidParameterError
@@ -44,6 +45,7 @@ class Target:
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """Newer models of OpenAI take only the second."""
     patience: Patience = field(default_factory=Patience)
+    trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
         if own := sorted(OWN_FIELDS & self.extra.keys()):

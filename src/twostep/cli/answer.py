@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
-from twostep.cli.request import answer_limit, encode
+from twostep.cli.request import answer_limit, encode, print_notes
 from twostep.cli.statistics import engine_line, timeline_lines
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
@@ -29,6 +29,7 @@ def answer(options: argparse.Namespace, prompt: str, params: SamplingParams, sho
     started_s = perf_counter()
     model = open_model(path)
     tokens = encode(model, prompt, options)
+    print_notes(model)
     max_tokens = answer_limit(len(tokens), options.max_tokens, model.network.shape.context)
     engine = Engine(model, _config(options, len(tokens) + max_tokens))
     load_s = perf_counter() - started_s

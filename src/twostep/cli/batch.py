@@ -13,6 +13,7 @@ from twostep.errors import InvalidParameterError, TwostepError
 if TYPE_CHECKING:
     from twostep.batchfile.answers import AnswerFile
     from twostep.batchfile.run import Engine
+    from twostep.input_file import InputFile
 
 SAID_BY_BODIES = (
     "prompt", "system", "raw", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
@@ -49,21 +50,23 @@ def answer_file(
 
     With `retry_errors` an error is no answer. `again` is how a run that is stopped goes on. Raises `BatchFileError` for
     files that cannot be used, before anything is computed; `UnansweredError` at the end, if there are requests, also of
-    earlier runs, that could not be answered.
+    earlier runs, that could not be answered. `requests` may be a pipe, or - for standard input.
     """
     from twostep.batchfile.answers import AnswerFile
     from twostep.batchfile.lines import check_lines
+    from twostep.input_file import InputFile
     from twostep.terminal import StatusLine
 
-    lines = check_lines(requests)
-    if out.exists() and out.samefile(requests):
+    given = InputFile(requests)
+    lines = check_lines(given)
+    if given.is_file_at(out):
         raise InvalidParameterError(f"--out is {out}, which is the file of requests")
     with AnswerFile(out, lines, without_errors=retry_errors) as answers:
         if len(answers.answered) == len(lines):
             StatusLine().say(f"all {len(lines)} requests have their answers in {out}")
         else:
             with closing(load()) as engine:
-                _answer_rest(requests, answers, engine, names, len(lines), f"{again} goes on from what {out} has")
+                _answer_rest(given, answers, engine, names, len(lines), f"{again} goes on from what {out} has")
         _check_errors(answers.errors, lines, out)
 
 
@@ -78,7 +81,7 @@ def _check_errors(errors: Mapping[str, str], lines: Mapping[str, int], out: Path
 
 
 def _answer_rest(
-    requests: Path, answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int, how_to_go_on: str
+    requests: "InputFile", answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int, how_to_go_on: str
 ) -> None:
     from twostep.batchfile.lines import read_lines
     from twostep.batchfile.run import BatchRun

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twostep.cli import engine_options
+from twostep.cli import connection, engine_options
 from twostep.cli.flags import naming_flags
 from twostep.cli.numbers import list_within, whole_within, within
 from twostep.cli.subcommands import Subcommands
@@ -52,7 +52,7 @@ def _add_target(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--endpoint", choices=("completions", "chat"), default="completions", help="default: completions"
     )
-    group.add_argument("--api-key", metavar="KEY", help="the server's (default: $TWOSTEP_API_KEY)")
+    connection.add_to(group)
     group.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of every request")
     group.add_argument("--extra", metavar="JSON", help="an object of further fields of every request's body")
     group.add_argument(
@@ -69,7 +69,8 @@ def _add_target(group: "argparse._ArgumentGroup") -> None:
 def _add_workload(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--workload", default="chat", metavar="WHAT",
-        help=f"{', '.join(MADE_UP)}, the name of an excerpt, or a file; see twostep workload (default: %(default)s)",
+        help=f"{', '.join(MADE_UP)}, the name of an excerpt, a file, or - for standard input; see twostep workload "
+        "(default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--requests",
@@ -158,14 +159,16 @@ def _measure(options: argparse.Namespace) -> None:
     """What there is is shown and kept also where it ends with an error or a signal."""
     import asyncio
 
+    from twostep.background import background_output
     from twostep.cli.bench_runs import Measuring
 
-    measuring = Measuring(options)
-    try:
-        asyncio.run(measuring.run())
-    finally:
-        if (result := measuring.result()).runs:
-            _show(result, options)
+    with background_output(names=["stderr"]):  # a terminal that is paused must not stop the requests
+        measuring = Measuring(options)
+        try:
+            asyncio.run(measuring.run())
+        finally:
+            if (result := measuring.result()).runs:
+                _show(result, options)
     if measuring.ended_by is not None:
         sys.exit(128 + measuring.ended_by)
     if not any(run.summary.served for run in result.runs):

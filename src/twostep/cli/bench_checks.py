@@ -3,11 +3,12 @@
 import argparse
 from collections.abc import Iterator
 
-from twostep.cli import engine_options
+from twostep.cli import connection, engine_options
 from twostep.cli.bench import MADE_UP
 
 FOR_SERVERS = (
-    "url", "api_key", "header", "extra", "no_ignore_eos", "tokens_per_word", "token_ids", "stall_s", "request_limit_s",
+    "url", *connection.OPTIONS, "header", "extra", "no_ignore_eos", "tokens_per_word", "token_ids", "stall_s",
+    "request_limit_s",
 )  # fmt: skip
 FOR_READING = ("read", "goodput", "out", "html", "run")
 

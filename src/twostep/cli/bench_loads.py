@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from math import ceil
 
 from twostep.bench.lasting import lasting
@@ -94,8 +95,13 @@ class Loads:
         needed = 0 if rate is None or self._least_s is None else ceil(rate * self._least_s) + 1
         if options.workload in MADE_UP:
             return self._made_up(rate, max(needed, options.requests or DEFAULT_REQUESTS))
-        found = reshaped(find_workload(options.workload, self._say), self._changes(options.requests), self._say)
-        return self._at_rate(lasting(found, needed), rate)
+        return self._at_rate(lasting(self._found, needed), rate)
+
+    @cached_property
+    def _found(self) -> Workload:
+        """The file's, read once for all levels: a pipe gives it only once, and a file may change meanwhile."""
+        options = self._options
+        return reshaped(find_workload(options.workload, self._say), self._changes(options.requests), self._say)
 
     def _made_up(self, rate: float | None, requests: int) -> Workload:
         options = self._options

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
 import secrets
 import signal
 import sys
@@ -22,7 +21,7 @@ from twostep.bench.run import Options
 from twostep.bench.run import run as run_load
 from twostep.bench.sweep import Search, Verdict, stopped, sweep
 from twostep.bench.target import Target
-from twostep.cli import engine_options
+from twostep.cli import connection, engine_options
 from twostep.cli.bench import DEFAULT_URL
 from twostep.cli.bench_loads import Loads
 from twostep.errors import InvalidParameterError, TwostepError
@@ -118,7 +117,8 @@ def _target(options: argparse.Namespace) -> Target:
         url=options.url or DEFAULT_URL,
         endpoint=options.endpoint,
         model=options.model,
-        api_key=options.api_key or os.environ.get("TWOSTEP_API_KEY"),
+        api_key=connection.api_key(options),
+        trust=connection.trust(options),
         headers=dict(_header(text) for text in options.header),
         extra=_extra(options.extra),
         ignore_eos=not options.no_ignore_eos,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
+from twostep.cli import connection
 from twostep.cli.subcommands import Subcommands
 from twostep.errors import TwostepError
 
@@ -47,7 +48,7 @@ def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser("chat", help="talk with a model, here or at a server")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="default: that of generate, or the server's first")
     parser.add_argument("--url", help="an OpenAI-compatible server, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's (default: $TWOSTEP_API_KEY)")
+    connection.add_to(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message, how the model should answer")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: as the context allows)")
     parser.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0: likeliest token (default: 0.7)")
@@ -59,8 +60,9 @@ def add_to(commands: Subcommands) -> None:
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if options.url is not None and options.threads is not None:
         parser.error("--threads is for a model of this machine, not for --url")
-    if options.url is None and options.api_key is not None:
-        parser.error("--api-key is for --url")
+    for name in connection.OPTIONS:
+        if options.url is None and getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} is for --url")
     with closing(_partner(options)) as partner:
         Chat(partner, options.system).run()
 

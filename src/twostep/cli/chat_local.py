@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from twostep.cli.chat import Message, Said
+from twostep.cli.request import print_notes
 from twostep.engine.llm import LLM
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
@@ -26,6 +27,7 @@ class LocalPartner:
         self.name = options.model or DEFAULT_MODEL
         settings: dict[str, Any] = {"max_step_tokens": STEP_TOKENS, "chunking": f"tokens={STEP_TOKENS}"}
         self._llm = LLM(self.name, max_num_seqs=1, threads=options.threads, **settings)
+        print_notes(self._llm.model)
 
     def answer(self, messages: list[Message], said: Said) -> Generator[str, None, None]:
         said.tokens = 0

@@ -1,19 +1,22 @@
-"""A partner for `twostep chat` at an OpenAI-compatible server, over `http.client` and server-sent events."""
+"""A partner for `twostep chat` at an OpenAI-compatible server: its answers are server-sent events."""
 
 import argparse
 from collections.abc import Generator, Iterator
-from http.client import HTTPResponse
 from typing import Any
 
+from twostep.bench.chunks import error_in
+from twostep.bench.failed import FailureError, one_line, told
+from twostep.bench.sse import ERROR, SseParser
+from twostep.cli import connection
 from twostep.cli.chat import Message, Said
-from twostep.cli.remote import Remote, ServerError, json_object, message_of
+from twostep.cli.remote import Remote, ServerError, json_object
 
 
 class RemotePartner:
     """Asks the server for its models if none is named."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._server = Remote(options.url, options.api_key)
+        self._server = Remote(options.url, connection.api_key(options), connection.trust(options))
         asked = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed}
         self._asked = {name: value for name, value in asked.items() if value is not None}
         self._model = options.model or self._first_model()
@@ -42,16 +45,19 @@ class RemotePartner:
         return str(names[0])
 
 
-def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """The objects of a stream up to its end mark. Raises `ServerError` for an error event and a stream without end."""
-    while line := response.readline():
-        if not line.startswith(b"data:"):
-            continue
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            return
-        event = json_object(data)
-        if "error" in event:
-            raise ServerError(message_of(event))
-        yield event
+    parser = SseParser()
+    for chunk in chunks:
+        try:
+            events = parser.feed(chunk)
+        except FailureError as error:
+            raise ServerError(told(error.failure)) from None
+        for event in events:
+            if event.data == b"[DONE]":
+                return
+            value = json_object(event.data)
+            if event.kind == ERROR or "error" in value:
+                raise ServerError(one_line(error_in(event.data)))
+            yield value
     raise ServerError("the server ended the answer before its end")

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from twostep.cli import connection
 from twostep.cli.subcommands import Subcommands
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ def add_to(commands: Subcommands) -> None:
     help_ = "the id in the reply, such as chatcmpl-... (default: of the request that finished last)"
     parser.add_argument("id", metavar="ID", nargs="?", help=help_)
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    parser.add_argument("--api-key", metavar="KEY", help="the server's (default: $TWOSTEP_API_KEY)")
+    connection.add_to(parser)
     parser.add_argument("--json", action="store_true", help="print the bill as the server gives it, times in ns")
     parser.set_defaults(run=run)
 
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> None:
     from twostep.cli.remote import Remote
     from twostep.server.bill_text import bill_lines
 
-    server = Remote(options.url, options.api_key)
+    server = Remote(options.url, connection.api_key(options), connection.trust(options))
     id_ = _last(server) if options.id is None else options.id
     bill = server.get(f"/requests/{quote(id_, safe='')}")
     print(json.dumps(bill, indent=2) if options.json else "\n".join(bill_lines(bill)))

@@ -26,6 +26,10 @@ def add_to(commands: Subcommands) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system message, before the prompt")
     parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
     parser.add_argument(
+        "--parse-special", action=argparse.BooleanOptionalAction,
+        help="whether <|im_start|> and the like in the prompt are control tokens (default: only with --raw)",
+    )  # fmt: skip
+    parser.add_argument(
         "--max-tokens", type=int, metavar="N", help=f"longest answer (default: {DEFAULT_MAX_TOKENS}, or what fits)"
     )
     _add_sampling(parser.add_argument_group("choice of tokens"))
@@ -49,7 +53,9 @@ def _add_sampling(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_file(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format")
+    group.add_argument(
+        "--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format; - reads standard input"
+    )
     group.add_argument("--out", type=Path, metavar="ANSWERS", help="where answers go; those that it has are kept")
     group.add_argument("--retry-errors", action="store_true", help="ask again where an answer in ANSWERS is an error")
     group.add_argument("--served-model-name", metavar="NAME", help="what requests call the model (default: --model)")

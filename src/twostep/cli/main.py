@@ -53,7 +53,8 @@ class _Version(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code. `arguments` without the program's name; None: the process's."""
-    if not _prepare_streams():
+    given = sys.argv[1:] if arguments is None else arguments
+    if not _prepare_streams(needs_stdout=given[:1] != ["serve"]):
         return EXIT_FAILED
     signal.signal(signal.SIGTERM, _end_orderly)
     try:
@@ -79,17 +80,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _prepare_streams() -> bool:
+def _prepare_streams(*, needs_stdout: bool) -> bool:
     """Closed streams are None; one that cannot show a character shows its escape. False: nowhere to answer."""
+    _open_closed_descriptors()
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is None:
+    if sys.stdout is None and needs_stdout:
         print("twostep: standard output is closed", file=sys.stderr)
         return False
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     return True
+
+
+def _open_closed_descriptors() -> None:
+    """A file or socket that is opened next would get the number of a closed stream, and what a child process prints
+    would be written into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
 
 
 def _end_orderly(number: int, _: object) -> NoReturn:
@@ -98,7 +111,7 @@ def _end_orderly(number: int, _: object) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="twostep", description="Serve, explain and foretell large language models on this machine.")
+    parser = _Parser(prog="twostep", description="Serve, explain and measure large language models on this machine.")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -1,103 +1,114 @@
-"""A connection to an OpenAI-compatible server, over `http.client`: what answers, and what errors say."""
+"""A connection to an OpenAI-compatible server, for commands that ask one thing at a time.
 
+The HTTP client is that of `twostep bench`, on an event loop for each request, which runs while its reply is awaited.
+"""
+
+import asyncio
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
-from twostep.bench.urls import EXAMPLE, api_base
-from twostep.errors import InvalidParameterError, TwostepError
+from twostep.bench.address import Trust, base_url, find_address
+from twostep.bench.failed import FailureError, told
+from twostep.bench.http import Patience, Request, exchange
+from twostep.bench.reply import Refusal, check_plain
+from twostep.bench.target import Target
+from twostep.errors import TwostepError
 
-CONNECT_S = 10
-"""How long a connection may take; an answer may take any time, as Ctrl-C stops it."""
-MAX_ERROR_BYTES = 1 << 16
+PATIENCE = Patience(stall_s=1e8, request_s=1e8)
+"""An answer may take any time, as Ctrl-C stops it. How long a connection may take `find_address` knows."""
 
 
 class ServerError(TwostepError):
-    """The server cannot be reached, or answers with an error: what it says."""
+    """The server answers with an error, or not as it should: what it says."""
 
 
 class Remote:
     """A server by its address, with or without `/v1`. Raises `InvalidParameterError` if `url` is none."""
 
-    def __init__(self, url: str, api_key: str | None) -> None:
-        """`api_key`: None takes that of the environment, if there is one."""
-        self.url = _base(url)
-        self._key = api_key or os.environ.get("TWOSTEP_API_KEY")
+    def __init__(self, url: str, api_key: str | None, trust: Trust) -> None:
+        self.url = base_url(url)
+        self._headers = Target(self.url, api_key=api_key).all_headers()
+        self._trust = trust
+        trust.context_for(self.url)
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at this path. Raises `ServerError`."""
-        with self.response("GET", path) as response:
-            return json_object(response.read())
+        """The JSON object at this path. Raises `TargetError` if the server cannot be reached, and `ServerError`."""
+        with self.response("GET", path) as chunks:
+            return json_object(b"".join(chunks))
 
     @contextmanager
-    def response(self, method: str, path: str, body: object = None) -> Iterator[HTTPResponse]:
-        """A successful answer. Leaving closes its connection, by which a server knows that nobody waits any more."""
-        url = urlsplit(self.url)
-        connection = (HTTPSConnection if url.scheme == "https" else HTTPConnection)(url.netloc, timeout=CONNECT_S)
+    def response(self, method: str, path: str, body: object = None) -> Iterator[Iterator[bytes]]:
+        """The body of a successful answer as it comes. Raises as `get`, when it is read.
+
+        Leaving closes the connection, by which a server knows that nobody waits any more.
+        """
+        sent = b"" if body is None else json.dumps(body).encode()
+        with closing(_Exchange(self.url, self._trust, Request(method, path, self._headers, sent))) as running:
+            yield running.chunks()
+
+
+class _Exchange:
+    """One request; a `Reader` that hands its reply on."""
+
+    def __init__(self, url: str, trust: Trust, request: Request) -> None:
+        self._url, self._trust, self._request = url, trust, request
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._refusal: Refusal | None = None
+        self._loop = asyncio.new_event_loop()
+        self._asking = self._loop.create_task(self._ask())
+
+    def chunks(self) -> Iterator[bytes]:
+        while (chunk := self._loop.run_until_complete(self._chunks.get())) is not None:
+            yield chunk
         try:
-            connection.connect()
-            connection.sock.settimeout(None)
-            connection.request(method, url.path + path, _encoded(body), self._headers())
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ServerError(f"{self.url}{path}: {_problem(response)}")
-            yield response
-        except (OSError, HTTPException) as error:
-            raise ServerError(f"{self.url}: {_words(error)}") from None
+            self._loop.run_until_complete(self._asking)
+            failure = self._refusal and self._refusal.failure()
+        except FailureError as error:
+            failure = self._refusal.failure() if self._refusal else error.failure
+        if failure:
+            raise ServerError(f"{self._url}{self._request.path}: {told(failure)}")
+
+    def close(self) -> None:
+        """Ends what is under way; Ctrl-C may have come at any point of it."""
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(self._asking, *tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _ask(self) -> None:
+        try:
+            address = await find_address(self._url, self._trust)
+            await exchange(address, self._request, self, PATIENCE)
         finally:
-            connection.close()
+            self._chunks.put_nowait(None)
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream, application/json"}
-        return headers | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+    # --- as a Reader ------------------------------------------------------------------------------------------------
 
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        if status == 200:
+            check_plain(headers)
+        else:
+            self._refusal = Refusal(status, headers)
 
-def _base(url: str) -> str:
-    base = api_base(url)
-    if base is None:
-        raise InvalidParameterError(f"--url is {url!r}; it has to be like {EXAMPLE}", "url")
-    return base
+    def body(self, data: bytes, at_ns: int) -> bool:
+        if self._refusal:
+            return self._refusal.body(data)
+        self._chunks.put_nowait(data)
+        return False
 
-
-def _encoded(body: object) -> bytes | None:
-    return None if body is None else json.dumps(body).encode()
-
-
-def _problem(response: HTTPResponse) -> str:
-    """What an answer with an error says, in OpenAI's form or any other."""
-    try:
-        return message_of(json_object(response.read(MAX_ERROR_BYTES)))
-    except ServerError:
-        return f"{response.status} {response.reason}"
-
-
-def message_of(event: dict[str, Any]) -> str:
-    """What an object with an error says, on one line."""
-    error = event.get("error")
-    message = error.get("message") if isinstance(error, dict) else error
-    return " ".join(str(message or event).split())
+    def end(self) -> None:
+        """All is there."""
 
 
 def json_object(data: bytes) -> dict[str, Any]:
     """Raises `ServerError` if it is none."""
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ServerError(f"no JSON object came, but {data[:60]!r}; is it an OpenAI-compatible server?")
     return value
-
-
-def _words(error: OSError | HTTPException) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no connection within {CONNECT_S} s"
-    if isinstance(error, ConnectionRefusedError):
-        return f"{error.strerror}; no server runs there (--url says where it is)"
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return f"the answer broke off ({type(error).__name__})"

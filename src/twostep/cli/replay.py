@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser("replay", help="run a recording again, and compare every plan")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a recording of the engine")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a recording of the engine; - reads standard input")
     parser.add_argument("--plans", action="store_true", help="print every plan, a line a step")
     parser.set_defaults(run=run)
 
@@ -44,7 +44,7 @@ class _Watch:
     EVERY_TURNS = 256
 
     def __init__(self, plans: bool) -> None:
-        from twostep.recording.words import plan_words
+        from twostep.recording.plan_words import plan_words
         from twostep.terminal import StatusLine
 
         self._plans, self._plan_words = plans, plan_words

@@ -51,15 +51,22 @@ def encode(model: "LoadedModel", prompt: str, options: argparse.Namespace) -> li
     Raises `InvalidParameterError` if there are none: the vocabulary may lack what few characters there are.
     """
     if options.raw:
-        tokens = model.tokenizer.encode(prompt, special=True)
+        tokens = model.tokenizer.encode_raw(prompt, parse_special=options.parse_special is not False)
     else:
         template = model.template  # its process starts here and works while the tokenizer loads
         tokenizer = model.tokenizer
         conversation = template.render(_messages(prompt, options.system), add_generation_prompt=True)
-        tokens = tokenizer.encode(conversation, special=True, add_bos=False)
+        given = [] if options.parse_special else conversation.given
+        tokens = tokenizer.encode_given(conversation.text, given, add_bos=False)
     if not tokens:
         raise InvalidParameterError("the prompt has nothing that this model's vocabulary knows")
     return tokens
+
+
+def print_notes(model: "LoadedModel") -> None:
+    """Says on standard error what was wrong with the weight file and was put right."""
+    for note in model.tokenizer.vocabulary.notes():
+        print(f"twostep: {model.path.name}: {note}", file=sys.stderr)
 
 
 def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:

@@ -13,9 +13,7 @@ from twostep.server.presets import PRESETS
 if TYPE_CHECKING:
     from twostep.engine.messages import Ready
     from twostep.server.config import ServerConfig
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-ANY_ADDRESS = ("0.0.0.0", "::")
+    from twostep.server.listening import Listeners
 
 
 def add_to(commands: Subcommands) -> None:
@@ -55,20 +53,24 @@ def _preset_values(setting: Setting) -> str:
 def run(options: argparse.Namespace) -> None:
     from twostep.server.choice import choose
     from twostep.server.run import serve
+    from twostep.server.sources import service_links
     from twostep.store.progress import Progress
     from twostep.store.resolve import resolve
+    from twostep.terminal import StatusLine
 
     names = {setting.name for setting in SETTINGS}
     choice = choose({name: value for name, value in vars(options).items() if name in names}, os.environ)
     config, engine_config = choice.configs()
+    if links := service_links(os.environ):
+        StatusLine().say(f"ignored, as Kubernetes sets them for services: {', '.join(links)}")
     serve(config, engine_config, resolve(choice.model, Progress()), _announce)
 
 
-def _announce(config: "ServerConfig", ready: "Ready") -> None:
-    print(*_lines(config, ready), sep="\n", flush=True)
+def _announce(config: "ServerConfig", ready: "Ready", listeners: "Listeners") -> None:
+    print(*_lines(config, ready, listeners), sep="\n", flush=True)
 
 
-def _lines(config: "ServerConfig", ready: "Ready") -> Iterator[str]:
+def _lines(config: "ServerConfig", ready: "Ready", listeners: "Listeners") -> Iterator[str]:
     """What a user has to know to use it, and to understand what it will do."""
     from twostep.server.effective import lines
 
@@ -76,22 +78,16 @@ def _lines(config: "ServerConfig", ready: "Ready") -> Iterator[str]:
     yield from (f"  {line}" for line in lines(config, ready))
     yield "memory and steps:"
     yield from (f"  {line}" for line in ready.lines)
-    if config.host not in LOOPBACK and not config.api_keys:
-        yield f"note: whoever reaches {config.host} may use it: no --api-key is set"
-    address = base_address(config)
-    yield f"twostep serves {config.served_model_name} at {address}, ready for requests; try"
-    yield f"  {curl(address, config)}"
-
-
-def base_address(config: "ServerConfig") -> str:
-    """Where a client on this machine finds the server."""
-    host = "127.0.0.1" if config.host in ANY_ADDRESS else config.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
+    if not listeners.loopback and not config.api_keys:
+        yield f"note: whoever reaches {' or '.join(config.hosts)} may use it: no --api-key is set"
+    names, urls = " and ".join(config.served_model_names), listeners.urls
+    yield f"twostep serves {names} at {' and '.join(urls)}, ready for requests; try"
+    yield f"  {curl(urls[0], config)}"
 
 
 def curl(address: str, config: "ServerConfig") -> str:
     """A command to try; it names the key's variable, not the key."""
     question = {"role": "user", "content": "Why is the sky blue?"}
-    body = json.dumps({"model": config.served_model_name, "messages": [question], "max_tokens": 64})
+    body = json.dumps({"model": config.served_model_names[0], "messages": [question], "max_tokens": 64})
     key = ' -H "Authorization: Bearer $TWOSTEP_API_KEY"' if config.api_keys else ""
     return f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -23,7 +23,10 @@ def add_to(commands: Subcommands) -> None:
     _add_make(actions)
     _add_import(actions)
     show = actions.add_parser("show", help="rates, lengths and shared prefixes of a workload")
-    show.add_argument("workload", metavar="WORKLOAD", help="a file of any known format, or the name of an excerpt")
+    show.add_argument(
+        "workload", metavar="WORKLOAD",
+        help="a file of any known format, - for standard input, or the name of an excerpt",
+    )  # fmt: skip
     show.add_argument("--json", action="store_true", help="print an object of figures")
     show.set_defaults(run=_show)
 
@@ -109,7 +112,7 @@ def _add_import(actions: Subcommands) -> None:
         description="Known are Twostep's own format, the Azure LLM inference traces, Mooncake's and BurstGPT's. "
         "A window of time goes first, then a sample, then how many requests, their lengths, and last the rate.",
     )  # fmt: skip
-    parser.add_argument("workload", metavar="WORKLOAD", help="a file, or the name of an excerpt")
+    parser.add_argument("workload", metavar="WORKLOAD", help="a file, - for standard input, or the name of an excerpt")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="takes the place of what is there")
     parser.add_argument("--name", help="what to call it (default: as it was, or as the file)")
     group = parser.add_argument_group("changes")

@@ -1,15 +1,47 @@
-"""One pool of KV blocks: who uses each, and what those that nobody uses still hold."""
+"""KV blocks: their names by content, and the pool that counts their users.
 
-from collections.abc import Iterable
+Names are chained hashes, so that equal names mean equal prefixes: a block's hash covers its own tokens and its parent's
+hash, hence every position from 0 on; the root covers what else decides the KV: model, KV format, and a salt that keeps
+tenants apart. They are keyed, so that nobody can construct a collision with the prompt of another.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from itertools import islice
+
+from twostep.core.request import BLOCK_TOKENS
+
+HASH_BYTES = 16
+
+
+def root_hash(model: str, kv_format: str, salt: str = "", key: bytes = b"") -> bytes:
+    """The parent of first blocks. `key` has at most 64 bytes; workers that exchange KV share it."""
+    text = "\0".join((model, kv_format, salt)).encode(errors="surrogatepass")
+    return blake2b(text, digest_size=HASH_BYTES, key=key, person=b"twostep kv root").digest()
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash of a full block of `tokens` after `parent`."""
+    return blake2b(array("i", tokens).tobytes(), digest_size=HASH_BYTES, key=parent).digest()
+
+
+def prompt_hashes(root: bytes, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    """Hashes of all full blocks of `tokens`, in order."""
+    hashes = []
+    parent = root
+    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        parent = block_hash(parent, tokens[start : start + BLOCK_TOKENS])
+        hashes.append(parent)
+    return tuple(hashes)
 
 
 class BlockPool:
     """`count` blocks, each with the number of its users.
 
-    A block without users is free. A free block is either blank or cached: it still holds the KV its hash names, and
-    whoever needs that prefix may have it back. Blank blocks are given out first, then the cached one that was let go
-    longest ago. Each hash names at most one block; a second block with the same content stays nameless.
+    A block without users is free. A free block is either blank or cached: it still holds the KV that its hash names,
+    and a sequence with that prefix may use it again. Blank blocks are allocated first, then the cached block that was
+    freed longest ago. Each hash names at most one block; a second block with the same content stays unnamed.
     """
 
     def __init__(self, count: int) -> None:
@@ -36,14 +68,14 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """Free blocks, now with one user each and no name. Raises `IndexError` if there are not so many."""
         if count > len(self._blank):
-            self._give_up_cached(count)
+            self._evict(count)
         taken = [self._blank.pop() for _ in range(count)]
         for block in taken:
             self.users[block] = 1
         return taken
 
-    def _give_up_cached(self, count: int) -> None:
-        """Makes cached blocks blank, those let go longest ago, until so many are; they are the last to be given out."""
+    def _evict(self, count: int) -> None:
+        """Makes cached blocks blank until so many are, those freed longest ago first; they are allocated last."""
         if count > self.free:
             raise IndexError(f"{self.free} free blocks, {count} wanted")
         for block in list(islice(self._cached, count - len(self._blank))):
@@ -52,18 +84,18 @@ class BlockPool:
             self._blank.insert(0, block)
 
     def share(self, block: int) -> None:
-        """One more user of a block that is in use or cached."""
+        """Adds a user to a block that is in use or cached."""
         if self.users[block] == 0:
             del self._cached[block]
         self.users[block] += 1
 
     def release(self, blocks: Iterable[int | None]) -> None:
-        """One user less of each; the earlier in `blocks`, the sooner it is given out again."""
+        """Removes one user of each; the earlier in `blocks`, the sooner it is allocated again."""
         for block in blocks:
             if block is not None:
                 self.users[block] -= 1
                 if self.users[block] == 0:
-                    self._let_go(block)
+                    self._free(block)
 
     def publish(self, blocks: Iterable[int | None], names: Iterable[bytes]) -> None:
         """Names blocks in use, each unless another holds the same already."""
@@ -73,7 +105,7 @@ class BlockPool:
                 named[name] = block
                 hash_of[block] = name
 
-    def _let_go(self, block: int) -> None:
+    def _free(self, block: int) -> None:
         name = self._hash_of.get(block)
         if name is None:
             self._blank.append(block)
@@ -81,7 +113,7 @@ class BlockPool:
             self._cached[block] = name
 
     def check(self) -> None:
-        """Raises `AssertionError` where the books do not balance."""
+        """Raises `AssertionError` where the counts do not balance."""
         free = {*self._blank, *self._cached}
         assert len(free) == len(self._blank) + len(self._cached), "a block is free twice"
         assert free == {b for b, users in enumerate(self.users) if users == 0}, "free blocks are those without users"

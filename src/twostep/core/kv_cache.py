@@ -1,4 +1,4 @@
-"""Block tables over groups of blocks: full attention keeps every position, a sliding window lets go what it passed."""
+"""Block tables over groups of blocks: full attention keeps every position, a sliding window frees what it passed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Granted(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A block whose content another sequence continues on its own, once the step has run."""
+    """A block whose content is copied to another one once the step has run: a forked sequence continues there."""
 
     group: int
     source: int
@@ -95,14 +95,14 @@ class KvCache:
         return tuple(freed)
 
     def capacity(self, seq: Seq) -> int:
-        """Positions that have their place."""
+        """Positions of `seq` that have a block."""
         return len(min(seq.tables, key=len)) * BLOCK_TOKENS
 
     # --- changes --------------------------------------------------------------------------------------------------
 
     def adopt(self, seq: Seq, cached: int, start: int) -> None:
-        """Gives `seq` those of the `cached` blocks found here that it sees from `start` on; before anybody takes free
-        ones, which they may be."""
+        """Gives `seq` those of the `cached` blocks that it sees from `start` on. Has to be called before free blocks
+        are taken: cached blocks without users are among those."""
         seq.tables = tuple([None] * _first_seen(group.window, start) for group in self.groups)
         for table, pool in zip(seq.tables, self.pools, strict=True):
             for name in seq.hashes[len(table) : cached]:
@@ -119,11 +119,11 @@ class KvCache:
             yield Granted(seq.number, g, 0, tuple(block or 0 for block in seq.tables[g]))
 
     def extend(self, seq: Seq, computed: int, more: int) -> Iterator[Granted]:
-        """Gives `seq` room for `more` positions after the first `computed`; lets go what its windows have passed."""
+        """Gives `seq` room for `more` positions after the first `computed`; frees what its windows have passed."""
         blocks = blocks_for(computed + more)
         for g, table in enumerate(seq.tables):
             if self.windowed:
-                self._let_go_passed(seq, g, computed)
+                self._free_passed(seq, g, computed)
             if blocks > (first := len(table)):
                 yield Granted(seq.number, g, first, self._grow(seq, g, blocks))
 
@@ -144,20 +144,20 @@ class KvCache:
         child.published = full
 
     def publish(self, seq: Seq, computed: int) -> None:
-        """Offers the whole computed blocks of `seq` to others."""
+        """Puts the whole computed blocks of `seq` into the prefix cache."""
         first, end = seq.published, min(computed // BLOCK_TOKENS, len(seq.hashes))
         for pool, table in zip(self.pools, seq.tables, strict=True):
             pool.publish(table[first:end], seq.hashes[first:end])
         seq.published = max(first, end)
 
     def release(self, seq: Seq) -> None:
-        """Takes the blocks of `seq`. Its last are given out first: a prefix is of use alone, they are not."""
+        """Frees the blocks of `seq`. Its last are allocated again first: a prefix is of use alone, they are not."""
         for pool, table in zip(self.pools, seq.tables, strict=True):
             pool.release(reversed(table))
         seq.tables = ()
         seq.published = 0
 
-    def _let_go_passed(self, seq: Seq, g: int, computed: int) -> None:
+    def _free_passed(self, seq: Seq, g: int, computed: int) -> None:
         for i, block in self._passed(seq, g, computed):
             self.pools[g].release([block])
             seq.tables[g][i] = None
@@ -170,7 +170,7 @@ class KvCache:
         return tuple(taken)
 
     def _reserved(self, group: BlockGroup, start: int, tokens: int) -> int:
-        """Blocks for a sequence of `tokens` that goes on at `start`: all, or with a window only what it has at most at
+        """Blocks for a sequence of `tokens` that continues at `start`: all, or with a window only its most at
         one time, from the first block that it sees."""
         blocks = blocks_for(tokens)
         if group.window is None:

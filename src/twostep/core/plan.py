@@ -1,20 +1,21 @@
-"""What one step does: the plan, and what carrying it out gave and returns. All values: immutable, comparable."""
+"""What one step does: the plan, what executing it needs, and what it returned. All values: immutable, comparable."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from twostep.core.cost import StepShape
 from twostep.core.kv_cache import Copied, Granted
 from twostep.core.reasons import Reason
 from twostep.core.request import BLOCK_TOKENS, FinishReason
-from twostep.core.step_time import StepShape
 
 
 class Chunk(NamedTuple):
     """`tokens` tokens of a sequence from position `start`.
 
-    The last 1 + `drafts` rows are sampled if `samples`: then the sequence has caught up. The last `drafts` tokens are
-    guesses to verify. `forks` are further choices that start from here: each samples the last row too.
+    `samples`: the sequence has caught up with all its known tokens, so that the last 1 + `drafts` rows are sampled. The
+    last `drafts` tokens are guesses to verify. `forks` are further choices that start from here: each samples the last
+    row too.
     """
 
     number: int
@@ -27,7 +28,8 @@ class Chunk(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """A sequence gets a seat and blocks; the KV of its first `cached` tokens is here, `arrived` more are to be put."""
+    """A waiting sequence gets a slot and blocks. Its first `cached` blocks were found in the prefix cache; the KV of
+    its first `arrived` tokens was computed elsewhere and is written by the executor; `known` tokens are known."""
 
     number: int
     cached: int
@@ -41,16 +43,16 @@ class Admission(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A sequence gives back seat and blocks, and waits again at its old place; `lost` tokens were computed in vain,
-    but for blocks that it finds again."""
+    """A sequence returns its slot and blocks, and waits again at its old place in the queue. `lost` computed tokens
+    must be computed again, except for blocks that the prefix cache still holds."""
 
     number: int
     lost: int
     reason: Reason
 
 
-class Held(NamedTuple):
-    """A sequence that could have been next, and why it was not admitted."""
+class NotAdmitted(NamedTuple):
+    """A waiting sequence that was considered, and why it was not admitted."""
 
     number: int
     reason: Reason
@@ -58,21 +60,24 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, decided. It is a difference to the standing set: all `decoding` members compute one token each, less
+    """One step, decided. It is a difference to the decode batch: all `decoding` members compute one token each, except
     the preempted ones; everything else is listed."""
 
     step: int
     changes: int
-    """State of the scheduler that it was made from; `advance` takes no other."""
+    """The scheduler's count of changes when the plan was made; `advance` rejects a plan with another one."""
     decoding: int
     open: int = 0
-    """How many the batching policy let join."""
+    """How many admissions the batching policy allowed."""
     preemptions: tuple[Preemption, ...] = ()
     admissions: tuple[Admission, ...] = ()
     chunks: tuple[Chunk, ...] = ()
-    held: tuple[Held, ...] = ()
+    not_admitted: tuple[NotAdmitted, ...] = ()
     shape: StepShape = field(default_factory=StepShape)
     predicted_ns: int | None = None
+    """The bound of the step's time; None if chunks are not sized by time."""
+    next_wake_ns: int | None = None
+    """Only of an empty plan: when to plan again even if nothing arrives. None: not before the next arrival or abort."""
 
     @property
     def empty(self) -> bool:
@@ -82,10 +87,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A plan carried out on the books: what an executor needs to compute it.
+    """A plan that the scheduler has applied to its state: what an executor needs to compute it.
 
-    It keeps the standing set itself: first `left` go, then `joined` come (number, position of the token to compute),
-    and each member computes one token. `granted` change block tables before, `copied` happens after the step.
+    The executor keeps the decode batch itself: first `left` leave, then `joined` join (number, position of the token to
+    compute), and each member computes one token. `granted` changes block tables before the step, `copied` after it.
     """
 
     plan: Plan
@@ -95,10 +100,10 @@ class Step:
     copied: tuple[Copied, ...]
 
 
-class Outcome(NamedTuple):
-    """What a sampled slice gave, where it is not one token and on it goes.
+class SliceOutcome(NamedTuple):
+    """What a sampled slice returned; omitted when one token was sampled and decoding continues.
 
-    `tokens`: 1 + accepted drafts. `drafts`: guesses that the next slice shall verify.
+    `tokens`: 1 + accepted drafts. `drafts`: guesses that the sequence's next slice verifies.
     """
 
     tokens: int = 1
@@ -108,19 +113,21 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the executor reports. `hashes`: of output blocks that this step filled, in order; none: they are not kept.
+    """What the executor reports. `hashes`: of output blocks that this step filled, in order; without them output blocks
+    do not enter the prefix cache.
 
-    `failed`: nothing was computed, and what the step wrote is unknown; outcomes of sequences to blame have FAILED.
+    `failed`: nothing was computed, and the content of the blocks that the step wrote is unknown; `outcomes` has FAILED
+    for the sequences that caused it.
     """
 
     step_ns: int
-    outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+    outcomes: Mapping[int, SliceOutcome] = field(default_factory=dict)
     hashes: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
     failed: bool = False
 
 
 class Finished(NamedTuple):
-    """A sequence ended, its blocks are back."""
+    """A sequence ended with `known` tokens; its blocks are free."""
 
     number: int
     reason: FinishReason
@@ -129,7 +136,7 @@ class Finished(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a step's end changed beyond one more token for each that was sampled."""
+    """What the end of a step changed beyond one more token for each sampled sequence."""
 
     finished: tuple[Finished, ...] = ()
     preempted: tuple[Preemption, ...] = ()

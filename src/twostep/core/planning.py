@@ -1,340 +1,506 @@
-"""Who runs next, and why. Reads the scheduler's state, changes none of it, returns a plan.
+"""Decides the next step: which sequences compute which tokens, and why. Reads the scheduler, changes nothing in it.
 
-1. Every standing sequence decodes one token, and every one with drafts verifies them. Where blocks are lacking for
-   that, the latest sequence is preempted.
-2. Prompts in prefill get their least shares in turn, whatever the budget.
-3. What is left of the budget goes to whoever is nearest to its first token, the more urgent before: prompts in
-   prefill, and waiting ones that find a seat and blocks, in the order of admission. Nobody joins in a step that
-   preempted.
+A plan is made in three phases. All take what they use from one `Ledger`, and each returns what it decided:
+
+1. Decodes. Every member of the decode batch computes one token, and every sequence with drafts verifies them. Where
+   blocks are lacking for that, the latest sequence is preempted.
+2. Least shares. Prompts in prefill get a small chunk in turn, whatever the budget, so that decodes never starve them.
+3. The rest of the budget goes to the most urgent, among equals to the prompt nearest to its first token: prompts in
+   prefill, and waiting ones that find a slot and blocks, in the order of admission. No request is admitted in a step
+   that preempts another.
+
+docs/scheduling.md works an example by hand, and says where a new policy belongs.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from operator import attrgetter, sub
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from twostep.core.cost import StepShape, decode_shape
 from twostep.core.kv_cache import Counts
-from twostep.core.plan import Admission, Chunk, Held, Plan, Preemption
-from twostep.core.policies import Grant
+from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption
+from twostep.core.policies import MOST_PASSES, ChunkSizer, Grant
 from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import BLOCK_TOKENS, Sequence, Stage
-from twostep.core.step_time import StepShape
-from twostep.core.waiting import may_pass
 
 if TYPE_CHECKING:
     from twostep.core.scheduler import Scheduler
 
 SHARE_EVERY_STEPS = 4
-"""A prompt in prefill gets at least its least share once in so many steps, and so does the first that may join."""
+"""A prompt in prefill gets at least its least share once in so many steps, and so does the first that is admitted."""
 MANY_IN_PREFILL, MOST_IN_PREFILL = 8, 16
-"""From so many prompts in mid-prefill on only one that is shorter than all of them joins; from so many on none."""
+"""With 8 prompts in prefill only one that is shorter than all of them is admitted; with 16 none."""
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
-    """What a prompt gets of this step, so far. `enters`: it is waiting, and joins if it gets anything."""
+class Ledger:
+    """What the step being planned may still use: free blocks of each group, slots, tokens, and time.
+
+    Blocks and slots are taken and refunded by number. Tokens and time are used by the slices in `load`: what is left of
+    them for one more slice is what `grant` answers.
+    """
+
+    __slots__ = ("_cuts", "_max_tokens", "_sizer", "blocks", "decoding", "load", "slots")
+
+    def __init__(
+        self, blocks: Counts, slots: int, max_tokens: int, sizer: ChunkSizer, load: StepShape, *, cuts: bool
+    ) -> None:
+        """`max_tokens`: of the step, whatever the policy. `cuts`: whether a slice may be shorter than wanted."""
+        self.blocks = list(blocks)
+        self.slots = slots
+        self.load = load
+        """The slices decided so far."""
+        self.decoding = False
+        """Whether sequences decode in this step, and would be delayed by a wider one; phase 1 decides."""
+        self._max_tokens, self._sizer, self._cuts = max_tokens, sizer, cuts
+
+    def fits(self, blocks: Counts, slots: int = 0) -> bool:
+        """Whether so many blocks of each group, and so many slots, are left."""
+        for need, free in zip(blocks, self.blocks, strict=True):
+            if need > free:
+                return False
+        return slots <= self.slots
+
+    def take(self, blocks: Counts, slots: int = 0) -> None:
+        """Uses up what `fits`."""
+        for group, need in enumerate(blocks):
+            self.blocks[group] -= need
+        self.slots -= slots
+
+    def refund(self, blocks: Counts, slots: int = 0) -> None:
+        """Returns what a preempted sequence held."""
+        for group, freed in enumerate(blocks):
+            self.blocks[group] += freed
+        self.slots += slots
+
+    def take_slice(self, start: int, count: int, logit_rows: int) -> None:
+        """Adds a slice to the load, whatever the budgets: `grant` said how wide it may be."""
+        self.load = self.load.with_slice(start, count, logit_rows)
+
+    def refund_slice(self, start: int, count: int, logit_rows: int) -> None:
+        """Takes a slice out of the load."""
+        self.load = self.load.without_slice(start, count, logit_rows)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens left, whatever the policy."""
+        return self._max_tokens - self.load.tokens
+
+    def grant(self, start: int, wanted: int) -> Grant:
+        """How many of `wanted` tokens from `start` the token and time budgets have left, and what limits them."""
+        room = self.tokens
+        if room >= wanted:
+            return self._sizer.grant(self.load, start, wanted, self.decoding)
+        grant = self._sizer.grant(self.load, start, room, self.decoding) if self._cuts else Grant(0, WHOLE)
+        held_back = not self._cuts or grant.tokens == room
+        return Grant(grant.tokens, Reason(Why.TOKEN_BUDGET, (self._max_tokens,))) if held_back else grant
+
+
+class Share(NamedTuple):
+    """What one prompt gets of the step, so far. Immutable: a larger share is a new one.
+
+    `admission`: the sequence is waiting, and is admitted if it gets any tokens.
+    """
 
     seq: Sequence
     start: int
     remaining: int
-    enters: Admission | None = None
-    needs: Counts = ()
-    """Blocks that a newcomer takes."""
-    grant: Grant = field(default_factory=lambda: Grant(0, WHOLE))
-    taken: Counts = ()
+    """Tokens from `start` to its last known one."""
+    admission: Admission | None = None
+    entry_blocks: Counts = ()
+    """Of a waiting sequence: the blocks that all its known tokens take."""
+    tokens: int = 0
+    reason: Reason = WHOLE
+    taken: Counts | None = None
+    """Blocks taken from the ledger; None before the first tokens."""
     forks: tuple[int, ...] = ()
 
     @property
     def left(self) -> int:
-        return self.remaining - self.grant.tokens
+        """Tokens that it lacks."""
+        return self.remaining - self.tokens
 
     def chunk(self) -> Chunk:
-        return Chunk(self.seq.number, self.start, self.grant.tokens, not self.left, self.grant.reason, 0, self.forks)
+        return Chunk(self.seq.number, self.start, self.tokens, not self.left, self.reason, 0, self.forks)
+
+
+Shares = Mapping[int, Share]
+"""By sequence number: prompts in prefill in their order, then the admitted ones."""
+
+
+@dataclass(slots=True)
+class Decodes:
+    """Phase 1: the decodes, and the preemptions they need. Complete when the phase returns it; only read afterwards."""
+
+    decoding: int
+    """Members of the decode batch that stay in it."""
+    verifying: dict[int, Chunk]
+    """Slices of drafts to verify."""
+    preempted: dict[int, Preemption]
+    lost_users: dict[tuple[int, int], int]
+    """Users that the preemptions take from (group, block)."""
+
+
+class Rest(NamedTuple):
+    """Phase 3: all shares, and the waiting sequences that were considered but not admitted."""
+
+    shares: Shares
+    not_admitted: tuple[NotAdmitted, ...]
+    open: int
+    """Admissions that the batching policy allows."""
+
+
+NO_REST = Rest({}, (), 0)
 
 
 class Planner:
-    """One plan in the making: what is still free, and what has been decided. Used once."""
+    """One plan in the making. Used once."""
 
     def __init__(self, scheduler: "Scheduler", now: int) -> None:
         self._s, self._config, self._now = scheduler, scheduler.config, now
-        self._free = list(scheduler.cache.free)
-        self._seats = scheduler.config.seats - scheduler.running
-        self._dropped: dict[tuple[int, int], int] = {}
-        self._preempted: dict[int, Preemption] = {}
-        self._verifying: dict[int, Chunk] = {}
-        self._parts: list[_Part] = []
-        self._held: list[Held] = []
-        self._open = 0
-        self._kept = scheduler.kept_free() if scheduler.waiting else ()
-        self._decoding = len(scheduler.standing)
-        self._load = StepShape(self._decoding, scheduler.standing.context_tokens, self._decoding, self._decoding)
-
-    def plan(self) -> Plan:
-        """The next step. Pure: the same state and time give the same plan."""
-        self._make_room_for_decodes()
-        if self._s.prefill or self._s.waiting:
-            self._verify()
-            prompts = [seq for seq in self._s.prefill.values() if not (seq.drafts or seq.number in self._preempted)]
-            self._parts = [_Part(seq, seq.computed, seq.remaining) for seq in prompts]
-            self._make_way_for_the_urgent()
-            self._give_least_shares()
-            self._share_the_rest()
-            self._never_stall()
-        return Plan(
-            step=self._s.counters.steps + 1,
-            changes=self._s.changes,
-            decoding=self._decoding,
-            open=self._open,
-            preemptions=tuple(self._preempted.values()),
-            admissions=tuple(part.enters for part in self._parts if part.enters),
-            chunks=(*self._verifying.values(), *(part.chunk() for part in self._parts if part.grant.tokens)),
-            held=tuple(self._held),
-            shape=self._load,
-            predicted_ns=self._config.chunking.predict_ns(self._load),
+        batch, config = scheduler.decode_batch, scheduler.config
+        self._has_prompts = bool(scheduler.prefill or scheduler.waiting)
+        """Whether there is more to plan than decodes."""
+        self._reserve = scheduler.reserved_blocks() if scheduler.waiting else ()
+        self._ledger = Ledger(
+            scheduler.cache.free,
+            config.max_num_seqs - scheduler.running,
+            config.max_num_batched_tokens,
+            scheduler.sizer,
+            decode_shape(len(batch), batch.context_tokens),
+            cuts=config.chunking.least_tokens > 0,
         )
 
-    # --- 1. decodes -----------------------------------------------------------------------------------------------
+    def plan(self) -> Plan:
+        """The next step. The same state and time give the same plan."""
+        decodes, rest = self._plan_decodes(), NO_REST
+        if self._has_prompts:
+            rest = self._share_rest(decodes, self._least_shares(self._prompts(decodes)))
+        load, shares = self._ledger.load, rest.shares.values()
+        plan = Plan(
+            step=self._s.counters.steps + 1,
+            changes=self._s.changes,
+            decoding=decodes.decoding,
+            open=rest.open,
+            preemptions=(*decodes.preempted.values(), *self._broken_stall(decodes, rest.shares)),
+            admissions=tuple([share.admission for share in shares if share.admission]),
+            chunks=(*decodes.verifying.values(), *[share.chunk() for share in shares if share.tokens]),
+            not_admitted=rest.not_admitted,
+            shape=load,
+            predicted_ns=self._s.sizer.predicted_ns(load),
+        )
+        return plan if load.tokens or plan.preemptions else replace(plan, next_wake_ns=self._next_wake_ns())
 
-    def _make_room_for_decodes(self) -> None:
-        """Each standing sequence whose next token begins a block needs that block; who came first gets it first."""
-        cache, standing = self._s.cache, self._s.standing
-        needing = [seq for seq in standing.starting_a_block() if cache.capacity(seq) <= standing.computed(seq)]
-        if not cache.windowed and len(needing) <= min(self._free):
-            self._take((len(needing),) * len(self._free))
+    def _next_wake_ns(self) -> int | None:
+        """When the batching policy opens by itself, if it does."""
+        waiting = self._s.waiting
+        opens_after_ns = self._config.batching.opens_after_ns(self._s.running, len(waiting))
+        if opens_after_ns is None:
+            return None
+        opens_ns = next(iter(waiting)).arrival_ns + opens_after_ns
+        return opens_ns if opens_ns > self._now else None
+
+    # --- phase 1: decodes -----------------------------------------------------------------------------------------
+
+    def _plan_decodes(self) -> Decodes:
+        """Takes what decodes and drafts need; preempts the latest sequences where that is lacking, and less urgent ones
+        for an urgent one if the policy allows it."""
+        decodes = Decodes(len(self._s.decode_batch), {}, {}, {})
+        self._make_room_for_decodes(decodes)
+        if self._has_prompts:
+            self._verify_drafts(decodes)
+            self._preempt_for_urgent(decodes)
+        self._ledger.decoding = decodes.decoding > 0 or bool(decodes.verifying)
+        return decodes
+
+    def _make_room_for_decodes(self, decodes: Decodes) -> None:
+        """Takes a block for each decode whose token begins one; the earliest sequences get theirs first."""
+        cache, batch, ledger = self._s.cache, self._s.decode_batch, self._ledger
+        needing = [seq for seq in batch.starting_a_block() if cache.capacity(seq) <= batch.computed(seq)]
+        if not cache.windowed and len(needing) <= min(ledger.blocks):
+            if needing:
+                ledger.take((len(needing),) * len(ledger.blocks))
             return
         for seq in sorted(needing, key=_rank):
-            if seq.number not in self._preempted:
-                self._make_room(seq, cache.needs(seq, standing.computed(seq), 1))
+            if seq.number not in decodes.preempted:
+                self._make_room(decodes, seq, cache.needs(seq, batch.computed(seq), 1))
 
-    def _verify(self) -> None:
-        """Drafted tokens are decodes too: they go in one slice with the token before them, as many as a step
+    def _verify_drafts(self, decodes: Decodes) -> None:
+        """Drafted tokens are decodes too: they go in one slice with the token before them, as many as the token budget
         holds beside the least shares of prompts."""
-        verifying = sorted((seq for seq in self._s.prefill.values() if seq.drafts), key=_rank)
+        verifying = sorted([seq for seq in self._s.prefill.values() if seq.drafts], key=_rank)
         shares = self._config.chunking.least_tokens * MOST_IN_PREFILL
-        room = self._config.step_tokens - shares - self._load.tokens - len(verifying)
+        room = self._ledger.tokens - shares - len(verifying)
         for seq in verifying:
             drafts = min(seq.drafts, room)
-            if seq.number in self._preempted:
+            if seq.number in decodes.preempted:
                 continue
-            if self._make_room(seq, self._s.cache.needs(seq, seq.computed, 1 + drafts)):
+            if self._make_room(decodes, seq, self._s.cache.needs(seq, seq.computed, 1 + drafts)):
                 room -= drafts
-                self._verifying[seq.number] = Chunk(seq.number, seq.computed, 1 + drafts, True, WHOLE, drafts)
-                self._load = self._load.with_slice(seq.computed, 1 + drafts, 1 + drafts)
+                decodes.verifying[seq.number] = Chunk(seq.number, seq.computed, 1 + drafts, True, WHOLE, drafts)
+                self._ledger.take_slice(seq.computed, 1 + drafts, 1 + drafts)
 
-    def _make_room(self, seq: Sequence, needs: Counts) -> bool:
-        """Takes `needs` from what is free; preempts the latest until they are. False: `seq` itself was the latest."""
-        while not self._fits(needs):
-            victim = self._latest() or seq
-            self._preempt(victim, Reason(Why.OUT_OF_BLOCKS, (seq.number,)))
+    def _make_room(self, decodes: Decodes, seq: Sequence, blocks: Counts) -> bool:
+        """Takes `blocks`; preempts the latest sequences until they fit. False: `seq` itself was the latest."""
+        while not self._ledger.fits(blocks):
+            victim = self._latest(decodes) or seq
+            self._preempt(decodes, victim, Reason(Why.OUT_OF_BLOCKS, (seq.number,)))
             if victim is seq:
                 return False
-        self._take(needs)
+        self._ledger.take(blocks)
         return True
 
-    def _latest(self) -> Sequence | None:
-        """The least urgent of those that may be preempted, among equals the one that came last."""
-        seated = (seq for _, seq in reversed(self._s.seated) if seq.number not in self._preempted)
-        return next((seq for seq in seated if seq.stage is not Stage.PENDING), None)
+    def _latest(self, decodes: Decodes) -> Sequence | None:
+        """The least urgent of those that may be preempted, among equals the one that arrived last."""
+        running = (seq for _, seq in reversed(self._s.by_rank) if seq.number not in decodes.preempted)
+        return next((seq for seq in running if seq.stage is not Stage.PENDING), None)
 
-    def _preempt(self, seq: Sequence, reason: Reason) -> None:
-        """Its blocks and seat count as free from now on; what it would have computed in this step is taken out."""
+    def _preempt(self, decodes: Decodes, seq: Sequence, reason: Reason) -> None:
+        """Refunds its blocks and its slot, and takes its decode or its drafts out of the step."""
         computed = self._s.computed(seq)
-        self._preempted[seq.number] = Preemption(seq.number, computed, reason)
-        self._parts = [part for part in self._parts if part.seq is not seq]
-        self._seats += 1
-        for g, freed in enumerate(self._s.cache.held_alone(seq, self._dropped)):
-            self._free[g] += freed
-        if seq.stage is Stage.STANDING:
-            self._decoding -= 1
-            self._load = self._load.without_slice(computed, 1, 1)
-        elif chunk := self._verifying.pop(seq.number, None):
-            self._load = self._load.without_slice(chunk.start, chunk.tokens, chunk.tokens)
+        decodes.preempted[seq.number] = Preemption(seq.number, computed, reason)
+        self._ledger.refund(self._s.cache.held_alone(seq, decodes.lost_users), 1)
+        if seq.stage is Stage.DECODE:
+            decodes.decoding -= 1
+            self._ledger.refund_slice(computed, 1, 1)
+        elif chunk := decodes.verifying.pop(seq.number, None):
+            self._ledger.refund_slice(chunk.start, chunk.tokens, chunk.tokens)
 
-    def _make_way_for_the_urgent(self) -> None:
-        """Where the policy allows it, the least urgent give way to a waiting one that is more urgent and lacks
-        nothing but their seats and blocks."""
-        if not (self._config.priority_preempts and self._s.waiting and self._may_join()):
+    def _preempt_for_urgent(self, decodes: Decodes) -> None:
+        """Where the policy allows it, preempts less urgent sequences for the first waiting one, as long as that lacks
+        nothing but their slots and blocks."""
+        if not (self._config.priority_preempts and self._s.waiting and self._may_admit()):
             return
-        first = self._newcomer(next(iter(self._s.waiting)))
-        if self._shares_prefix(first):
+        first = self._candidate(next(iter(self._s.waiting)))
+        if self._awaits_prefix(first, self._prompts(decodes)):
             return
-        while (reason := self._lacks(first)) and reason.why is not Why.MANY_IN_PREFILL:
-            victim = self._latest()
+        while (reason := self._lacks(first, self._prompts(decodes))) and reason.why is not Why.MANY_IN_PREFILL:
+            victim = self._latest(decodes)
             if victim is None or victim.request.priority <= first.seq.request.priority:
                 return
-            self._preempt(victim, Reason(Why.MORE_URGENT, (first.seq.number,)))
+            self._preempt(decodes, victim, Reason(Why.MORE_URGENT, (first.seq.number,)))
 
-    # --- 2. prompts in prefill ------------------------------------------------------------------------------------
+    def _broken_stall(self, decodes: Decodes, shares: Shares) -> tuple[Preemption, ...]:
+        """Prompts whose windows lack blocks wait for others to end; if nothing else runs, the latest is preempted."""
+        if self._ledger.load.tokens or decodes.preempted or not shares or not (latest := self._latest(decodes)):
+            return ()
+        reason = Reason(Why.OUT_OF_BLOCKS, (min(shares),))
+        return (Preemption(latest.number, self._s.computed(latest), reason),)
 
-    def _give_least_shares(self) -> None:
-        """In turn, so that each gets one at least every fourth step; those that are overdue at once."""
-        turns = -(-len(self._parts) // SHARE_EVERY_STEPS)
-        for i, part in enumerate(sorted(self._parts, key=lambda part: (part.seq.advanced, part.seq.number))):
-            if i < turns or self._s.counters.steps + 1 - part.seq.advanced >= SHARE_EVERY_STEPS:
-                self._widen(part, Grant(min(self._config.chunking.least_tokens, part.left), Reason(Why.LEAST_SHARE)))
+    # --- phase 2: least shares of prompts in prefill --------------------------------------------------------------
 
-    # --- 3. the rest of the budget --------------------------------------------------------------------------------
+    def _prompts(self, decodes: Decodes) -> Shares:
+        """A share without tokens for each prompt in prefill that is not preempted."""
+        return {
+            number: Share(seq, seq.computed, seq.remaining)
+            for number, seq in self._s.prefill.items()
+            if not (seq.drafts or number in decodes.preempted)
+        }
 
-    def _share_the_rest(self) -> None:
-        """Shortest rest first. One newcomer gets a first share beside longer prompts, so that it soon has its turn."""
-        unserved = [part for part in self._parts if part.left]
-        newcomers = self._newcomers()
-        newcomer = next(newcomers, None)
-        if newcomer:
-            self._give_first_share(newcomer)
-        while unserved or newcomer:
-            part = min((*unserved, newcomer) if newcomer else unserved, key=_nearest)
-            if not self._serve(part):
-                break
-            if part is newcomer:
-                newcomer = next(newcomers, None)
-            else:
-                unserved.remove(part)
+    def _least_shares(self, shares: Shares) -> Shares:
+        """Gives least shares in turn, so that each prompt gets one at least every fourth step; overdue ones at once.
 
-    def _give_first_share(self, newcomer: _Part) -> None:
-        """What the budget allows; more in its turn, or where no prompt got anything: some prompt always goes on."""
-        least = min(self._config.chunking.least_tokens, newcomer.left)
-        alone = not any(part.grant.tokens for part in self._parts)
-        in_turn = (self._s.counters.steps + 1) % SHARE_EVERY_STEPS == 0
-        if alone or in_turn or self._grant(newcomer, least).tokens == least:
-            self._widen(newcomer, Grant(least, Reason(Why.LEAST_SHARE)))
-
-    def _serve(self, part: _Part) -> bool:
-        """Gives it all it lacks, or what the budget has left. False: the budget is used up."""
-        wanted = part.left
-        grant = self._grant(part, wanted)
-        self._widen(part, grant)
-        if part not in self._parts:
-            self._held.append(Held(part.seq.number, Reason(Why.NO_BUDGET)))
-        return grant.tokens == wanted
-
-    def _grant(self, part: _Part, wanted: int) -> Grant:
-        chunking, limit = self._config.chunking, self._config.step_tokens
-        room, start = limit - self._load.tokens, part.start + part.grant.tokens
-        if room < wanted and not chunking.least_tokens:
-            return Grant(0, Reason(Why.TOKEN_BUDGET, (limit,)))
-        grant = chunking.grant(self._load, start, min(wanted, room), self._decoding > 0 or bool(self._verifying))
-        return Grant(grant.tokens, Reason(Why.TOKEN_BUDGET, (limit,))) if grant.tokens == room < wanted else grant
-
-    def _widen(self, part: _Part, more: Grant) -> None:
-        """Adds `more` to the part and to the step, if there are blocks for it; a newcomer takes its seat."""
-        granted = part.grant.tokens + more.tokens
-        if more.tokens == 0 or not self._takes_blocks(part, granted):
-            return
-        if part.enters and not part.grant.tokens:
-            self._seats -= 1
-            self._parts.append(part)
-        if part.grant.tokens:
-            self._load = self._load.without_slice(part.start, part.grant.tokens, 0)
-        part.grant = Grant(granted, more.reason if granted < part.remaining else WHOLE)
-        self._load = self._load.with_slice(part.start, granted, part.left == 0)
-        if part.left == 0:
-            part.forks = tuple(self._forks(part.seq))
-
-    def _takes_blocks(self, part: _Part, tokens: int) -> bool:
-        """A newcomer takes room for all it knows, if others took no seat or block meanwhile; the others what lacks."""
-        if part.enters and part.taken:
-            return True
-        needs = part.needs if part.enters else self._s.cache.needs(part.seq, part.start, tokens)
-        further = tuple(map(sub, needs, part.taken)) if part.taken else needs
-        if not self._fits(further) or (part.enters and self._seats <= 0):
-            return False
-        self._take(further)
-        part.taken = needs
-        return True
-
-    def _forks(self, seq: Sequence) -> Iterator[int]:
-        """Further choices that begin where `seq` has its prompt done, as far as there are seats and blocks."""
-        own_block = tuple(int(seq.known % BLOCK_TOKENS > 0) for _ in self._free)
-        for sibling in seq.siblings:
-            if self._seats <= 0 or not self._fits(own_block):
-                return
-            self._seats -= 1
-            self._take(own_block)
-            yield sibling.number
-
-    def _newcomers(self) -> Iterator[_Part]:
-        """Waiting sequences that may join, in the order of admission, up to the first that has to wait.
-
-        Those that wait for a prefix are passed, but by few. A newcomer that gets nothing in the end is not admitted.
+        A prompt whose windows lack blocks gets nothing: it waits for others to end.
         """
-        passed: dict[int, Sequence] = {}
-        self._open = self._may_join()
-        for seq in self._s.waiting:
-            if not all(may_pass(seq, earliest) for earliest in passed.values()):
-                return
-            newcomer = self._newcomer(seq)
-            reason = self._closed() or self._shares_prefix(newcomer) or self._lacks(newcomer)
-            if reason is None:
-                yield newcomer
-                continue
-            self._held.append(Held(seq.number, reason))
-            if reason.why is not Why.SHARES_PREFIX:
-                return
-            earliest = passed.get(seq.request.priority, seq)
-            passed[seq.request.priority] = min(earliest, seq, key=_number)
+        given, least = dict(shares), self._config.chunking.least_tokens
+        turns, step = -(-len(given) // SHARE_EVERY_STEPS), self._s.counters.steps + 1
+        for i, share in enumerate(sorted(shares.values(), key=lambda share: (share.seq.advanced, share.seq.number))):
+            if i < turns or step - share.seq.advanced >= SHARE_EVERY_STEPS:
+                wider = self._widened(share, Grant(min(least, share.left), Reason(Why.LEAST_SHARE)))
+                given[share.seq.number] = wider or share
+        return given
 
-    def _may_join(self) -> int:
+    # --- phase 3: the rest of the budget --------------------------------------------------------------------------
+
+    def _share_rest(self, decodes: Decodes, given: Shares) -> Rest:
+        """Gives what is left to the prompt with the shortest rest, again and again, until the budget is used up.
+
+        One candidate for admission competes at a time. It gets a first share before the others, so that it
+        soon has its turn beside longer prompts.
+        """
+        shares, open_ = dict(given), self._may_admit()
+        queue = Queue(self._s.waiting, open_, preempted=bool(decodes.preempted))
+        unserved = {number: share for number, share in shares.items() if share.left}
+        candidate, not_admitted = self._next_candidate(queue, shares)
+        if candidate and (first := self._first_share(candidate, shares)):
+            candidate = shares[candidate.seq.number] = first
+        while unserved or candidate:
+            competing = unserved.values()
+            share = min((*competing, candidate) if candidate else competing, key=_nearest)
+            number, grant = share.seq.number, self._ledger.grant(share.start + share.tokens, share.left)
+            if wider := self._widened(share, grant):
+                shares[number] = wider
+            elif number not in shares:
+                not_admitted.append(NotAdmitted(number, Reason(Why.NO_BUDGET)))
+            if grant.tokens < share.left:
+                break
+            if share is candidate:
+                candidate, passed_over = self._next_candidate(queue, shares)
+                not_admitted += passed_over
+            else:
+                del unserved[number]
+        return Rest(shares, tuple(not_admitted), open_)
+
+    def _first_share(self, candidate: Share, shares: Shares) -> Share | None:
+        """Its least share if the budget has it; in every fourth step, and where no prompt got anything, in any case, so
+        that some prompt always advances."""
+        least = min(self._config.chunking.least_tokens, candidate.left)
+        alone = not any(share.tokens for share in shares.values())
+        in_turn = (self._s.counters.steps + 1) % SHARE_EVERY_STEPS == 0
+        if alone or in_turn or self._ledger.grant(candidate.start, least).tokens == least:
+            return self._widened(candidate, Grant(least, Reason(Why.LEAST_SHARE)))
+        return None
+
+    def _widened(self, share: Share, more: Grant) -> Share | None:
+        """The share with `more` tokens, which are taken from the ledger, with the blocks that they need, and the slot
+        if it is the first share of a waiting sequence.
+
+        None, and nothing is taken, if `more` is empty or blocks or slots are lacking.
+        """
+        if not more.tokens:
+            return None
+        tokens = share.tokens + more.tokens
+        if (taken := self._take_blocks(share, tokens)) is None:
+            return None
+        whole = tokens == share.remaining
+        if share.tokens:
+            self._ledger.refund_slice(share.start, share.tokens, 0)
+        self._ledger.take_slice(share.start, tokens, int(whole))
+        forks = self._take_forks(share.seq) if whole and share.seq.siblings else ()
+        return share._replace(tokens=tokens, reason=WHOLE if whole else more.reason, taken=taken, forks=forks)
+
+    def _take_blocks(self, share: Share, tokens: int) -> Counts | None:
+        """Takes what `share` lacks for `tokens`, and returns all that it has taken; None if that is not left.
+
+        A waiting sequence takes its slot and the blocks of all its known tokens at once.
+        """
+        if share.admission:
+            if share.taken is not None:
+                return share.taken
+            if not self._ledger.fits(share.entry_blocks, 1):
+                return None
+            self._ledger.take(share.entry_blocks, 1)
+            return share.entry_blocks
+        needs = self._s.cache.needs(share.seq, share.start, tokens)
+        lacking = needs if share.taken is None else tuple(map(sub, needs, share.taken))
+        if not self._ledger.fits(lacking):
+            return None
+        self._ledger.take(lacking)
+        return needs
+
+    def _take_forks(self, seq: Sequence) -> tuple[int, ...]:
+        """Further choices that begin where `seq` has its prompt computed, as far as there are slots and blocks."""
+        own_block = tuple(int(seq.known % BLOCK_TOKENS > 0) for _ in self._ledger.blocks)
+        forks = []
+        for sibling in seq.siblings:
+            if not self._ledger.fits(own_block, 1):
+                break
+            self._ledger.take(own_block, 1)
+            forks.append(sibling.number)
+        return tuple(forks)
+
+    # --- admission ------------------------------------------------------------------------------------------------
+
+    def _may_admit(self) -> int:
+        """How many sequences the batching policy admits."""
         first = next(iter(self._s.waiting), None)
         waited_ns = self._now - first.arrival_ns if first else 0
         return self._config.batching.open(self._s.running, len(self._s.waiting), self._s.batch_left, waited_ns)
 
-    def _newcomer(self, seq: Sequence) -> _Part:
-        """With what is here of it; its last token is computed in any case, to be sampled."""
+    def _next_candidate(self, queue: "Queue", shares: Shares) -> tuple[Share | None, list[NotAdmitted]]:
+        """The next sequence of the queue that may be admitted beside `shares`, and those before it that may not.
+
+        None if one has to wait that no other may pass. Moves `queue` on.
+        """
+        not_admitted: list[NotAdmitted] = []
+        while (seq := queue.next()) is not None:
+            candidate = self._candidate(seq)
+            reason = queue.closed(shares) or self._awaits_prefix(candidate, shares) or self._lacks(candidate, shares)
+            if reason is None:
+                return candidate, not_admitted
+            not_admitted.append(NotAdmitted(seq.number, reason))
+            if reason.why is not Why.SHARES_PREFIX:
+                break
+            queue.pass_over(seq)
+        return None, not_admitted
+
+    def _candidate(self, seq: Sequence) -> Share:
+        """A share without tokens; the prefix cache holds what comes before `start`. The last known token is computed in
+        any case, to be sampled."""
         cached = self._s.cache.match(seq.hashes, min(len(seq.hashes), (seq.known - 1) // BLOCK_TOKENS))
-        enters = Admission(seq.number, cached, seq.arrived, seq.known)
-        needs = self._s.cache.needs_to_enter(seq.hashes, cached, enters.start, seq.known)
-        return _Part(seq, enters.start, seq.known - enters.start, enters, needs)
+        admission = Admission(seq.number, cached, seq.arrived, seq.known)
+        blocks = self._s.cache.needs_to_enter(seq.hashes, cached, admission.start, seq.known)
+        return Share(seq, admission.start, seq.known - admission.start, admission, blocks)
 
-    def _closed(self) -> Reason | None:
-        """Nobody may join, whoever it is."""
-        if self._preempted:
-            return Reason(Why.AFTER_PREEMPTION)
-        return Reason(Why.BATCH_CLOSED) if self._open <= sum(part.enters is not None for part in self._parts) else None
-
-    def _shares_prefix(self, part: _Part) -> Reason | None:
-        """Somebody in prefill is about to compute the first block that the newcomer lacks."""
-        hashes, lacking = part.seq.hashes, part.start // BLOCK_TOKENS
-        if lacking >= min(len(hashes), (part.seq.known - 1) // BLOCK_TOKENS) or part.seq.arrived:
+    def _awaits_prefix(self, candidate: Share, shares: Shares) -> Reason | None:
+        """A prompt among `shares` is about to compute the first block that the candidate lacks."""
+        hashes, lacking = candidate.seq.hashes, candidate.start // BLOCK_TOKENS
+        if lacking >= min(len(hashes), (candidate.seq.known - 1) // BLOCK_TOKENS) or candidate.seq.arrived:
             return None
-        for other in (running.seq for running in self._parts):
+        for other in (share.seq for share in shares.values()):
             if other.published <= lacking < len(other.hashes) and other.hashes[lacking] == hashes[lacking]:
                 return Reason(Why.SHARES_PREFIX, (other.number,))
         return None
 
-    def _lacks(self, part: _Part) -> Reason | None:
-        """A place among the prompts in mid-prefill, a seat, or blocks."""
-        unfinished = [running.left for running in self._parts if running.left]
-        crowded = len(unfinished) >= MANY_IN_PREFILL and part.left >= min(unfinished)
+    def _lacks(self, candidate: Share, shares: Shares) -> Reason | None:
+        """What the candidate lacks beside `shares`: a place among the prompts in prefill, a slot, or blocks."""
+        unfinished = [share.left for share in shares.values() if share.left]
+        crowded = len(unfinished) >= MANY_IN_PREFILL and candidate.left >= min(unfinished)
         if crowded or len(unfinished) >= MOST_IN_PREFILL:
             return Reason(Why.MANY_IN_PREFILL, (len(unfinished),))
-        if self._seats <= 0:
-            return Reason(Why.NO_SEAT, (self._config.seats,))
-        kept = self._kept if self._load.tokens else (0,) * len(part.needs)
-        for g, (need, free, keep) in enumerate(zip(part.needs, self._free, kept, strict=True)):
-            if need + keep > free:
-                return Reason(Why.NO_BLOCKS, (g, need, free, keep))
+        if self._ledger.slots <= 0:
+            return Reason(Why.NO_SLOT, (self._config.max_num_seqs,))
+        needs, free = candidate.entry_blocks, self._ledger.blocks
+        reserve = self._reserve if self._ledger.load.tokens else (0,) * len(needs)
+        for g, (need, left, reserved) in enumerate(zip(needs, free, reserve, strict=True)):
+            if need + reserved > left:
+                return Reason(Why.NO_BLOCKS, (g, need, left, reserved))
         return None
 
-    # --- blocks ---------------------------------------------------------------------------------------------------
 
-    def _never_stall(self) -> None:
-        """Prompts whose windows lack blocks wait for others to end; where nothing else runs, the latest gives way."""
-        if self._parts and not self._load.tokens and not self._preempted and (latest := self._latest()):
-            self._preempt(latest, Reason(Why.OUT_OF_BLOCKS, (min(part.seq.number for part in self._parts),)))
+class Queue:
+    """Goes once through the waiting sequences, in the order of admission, and past those that wait for a prefix.
 
-    def _fits(self, needs: Counts) -> bool:
-        return all(need <= free for need, free in zip(needs, self._free, strict=True))
+    Only the next 64 arrivals may pass a sequence that has to wait, so that no more than 64 of its priority ever do.
+    """
 
-    def _take(self, needs: Counts) -> None:
-        for g, need in enumerate(needs):
-            self._free[g] -= need
+    def __init__(self, waiting: Iterable[Sequence], open_: int, *, preempted: bool) -> None:
+        """`open_`: admissions that the batching policy allows. `preempted`: the step preempts others."""
+        self._ahead: Iterator[Sequence] = iter(waiting)
+        self._open, self._preempted = open_, preempted
+        self._earliest_passed: dict[int, Sequence] = {}
+        """By priority."""
+
+    def closed(self, shares: Shares) -> Reason | None:
+        """Why no sequence at all is admitted beside `shares`."""
+        if self._preempted:
+            return Reason(Why.AFTER_PREEMPTION)
+        admitted = sum(share.admission is not None for share in shares.values())
+        return Reason(Why.BATCH_CLOSED) if self._open <= admitted else None
+
+    def next(self) -> Sequence | None:
+        """The next sequence; None at the end, or if it may not pass one before it."""
+        seq = next(self._ahead, None)
+        if seq is None or all(may_pass(seq, earliest) for earliest in self._earliest_passed.values()):
+            return seq
+        return None
+
+    def pass_over(self, seq: Sequence) -> None:
+        """`seq` has to wait; sequences behind it pass it."""
+        earliest = self._earliest_passed.setdefault(seq.request.priority, seq)
+        self._earliest_passed[seq.request.priority] = min(earliest, seq, key=_number)
+
+
+def may_pass(later: Sequence, earlier: Sequence) -> bool:
+    """Whether `later` may be admitted while `earlier`, before it in the queue, has to wait."""
+    equals = later.request.priority == earlier.request.priority
+    return not equals or later.number - earlier.number <= MOST_PASSES
 
 
 _rank = attrgetter("rank")
 _number = attrgetter("number")
 
 
-def _nearest(part: _Part) -> tuple[int, int, int]:
-    """The most urgent first, then whoever is nearest to its first token."""
-    return part.seq.request.priority, part.left, part.seq.number
+def _nearest(share: Share) -> tuple[int, int, int]:
+    """The most urgent first, then the one nearest to its first token."""
+    return share.seq.request.priority, share.left, share.seq.number

@@ -1,39 +1,51 @@
-"""Small pure objects that say how to choose: whom to admit first, how many, how wide a chunk may be."""
+"""Policies: how many requests to admit, in which order, and how wide a prefill chunk may be.
+
+A policy is a frozen value without state that learns. Where planning needs such state, as a time budget needs a cost
+model, the scheduler builds it from the policy (`ChunkPolicy.sizer`) and owns it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from twostep.core.cost import CostModel, StepShape, largest_slice
 from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import BLOCK_TOKENS, Sequence
-from twostep.core.step_time import StepShape, StepTimeModel
 
 MOST_PASSES = 64
 """Later ones of its priority that may be admitted before a waiting sequence."""
 
-# --- batching: how many may join ---------------------------------------------------------------------------------
+# --- batching: how many are admitted ------------------------------------------------------------------------------
 
 
 class Batching(Protocol):
-    """Says how many sequences may be admitted now."""
+    """How many sequences may be admitted now."""
 
     def open(self, running: int, waiting: int, left: int, waited_ns: int) -> int:
-        """`left`: what it said in the step before, less those admitted since. `waited_ns`: how long the first waits."""
+        """`left`: what it returned for the step before, less the admissions since. `waited_ns`: how long the first
+        waiting sequence has waited."""
+
+    def opens_after_ns(self, running: int, waiting: int) -> int | None:
+        """How long the first waiting sequence has to wait until `open` admits more by itself; None: time alone changes
+        nothing."""
 
 
 @dataclass(frozen=True)
 class Continuous:
-    """Whoever finds a seat and blocks joins the next step."""
+    """Every sequence that finds a slot and blocks is admitted to the next step."""
 
     def open(self, running: int, waiting: int, left: int, waited_ns: int) -> int:
         return waiting
 
+    def opens_after_ns(self, running: int, waiting: int) -> int | None:
+        return None
+
 
 @dataclass(frozen=True)
 class Static:
-    """Gathers `size` sequences, or those that came in `patience_ns`, and finishes them before it takes others.
+    """Gathers `size` sequences, or those that arrive within `patience_ns`, and finishes them before it admits others.
 
-    The baseline to compare with; seats of sequences that ended stay empty until the last one has.
+    The baseline to compare with: slots of sequences that ended stay empty until the last one has.
     """
 
     size: int
@@ -44,8 +56,11 @@ class Static:
             return min(left, waiting)
         return min(self.size, waiting) if waiting >= self.size or waited_ns >= self.patience_ns else 0
 
+    def opens_after_ns(self, running: int, waiting: int) -> int | None:
+        return self.patience_ns if waiting and not running else None
 
-# --- admission: who is first -------------------------------------------------------------------------------------
+
+# --- admission: which is first ------------------------------------------------------------------------------------
 
 Order = Callable[[Sequence], tuple[int, ...]]
 """Sort key of a waiting sequence; it must not change while that waits."""
@@ -57,7 +72,7 @@ def fcfs(seq: Sequence) -> tuple[int, ...]:
 
 
 def by_priority(seq: Sequence) -> tuple[int, ...]:
-    """The most urgent first, among equals who came first."""
+    """The most urgent first, among equals the first arrival."""
     return seq.rank
 
 
@@ -83,81 +98,114 @@ class Grant(NamedTuple):
     reason: Reason
 
 
-class Chunking(Protocol):
-    """Says how many tokens of a prompt join a step. Without `predict_ns` and `observe` of its own it knows no time."""
+class ChunkSizer(Protocol):
+    """Sizes the prefill chunks of one scheduler."""
+
+    learns: bool
+    """Whether it needs the cost model to learn from every step."""
+
+    def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
+        """How many of `wanted` tokens from position `start` fit beside `load`. `decoding`: other sequences decode in
+        this step, and would be delayed."""
+
+    def predicted_ns(self, shape: StepShape) -> int | None:
+        """The bound of such a step's time; None if it does not size chunks by time."""
+
+
+class ChunkPolicy(Protocol):
+    """The setting: how prompts are cut. Frozen."""
 
     @property
     def least_tokens(self) -> int:
         """What a prompt in prefill gets every few steps even where no budget is left; 0: prompts are never cut."""
 
-    def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
-        """Of `wanted` tokens from position `start`, beside what is already in the step. `decoding`: others wait."""
+    def sizer(self, cost: CostModel | None) -> ChunkSizer:
+        """A sizer for one scheduler, whose cost model this is. Raises `ValueError` if it needs one and has none."""
 
-    def predict_ns(self, shape: StepShape) -> int | None:
-        """What it expects a step to take; None: it knows no time."""
-        return None
 
-    def observe(self, shape: StepShape, measured_ns: int) -> None:
-        """Feedback; only `Scheduler.resolve` calls it."""
+class _CountsTokens:
+    """A policy that needs nothing but token counts is its own sizer."""
+
+    learns = False
+
+    def predicted_ns(self, shape: StepShape) -> int | None:
         return None
 
 
 @dataclass(frozen=True)
-class Unchunked(Chunking):
+class Unchunked(_CountsTokens):
     """Prompts are never cut: each is computed in one step, several together up to `budget_tokens`."""
 
     budget_tokens: int
     least_tokens: int = 0
 
+    def sizer(self, cost: CostModel | None) -> "Unchunked":
+        return self
+
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
-        fits = load.tokens == load.sampled or load.tokens + wanted <= self.budget_tokens  # the first one always does
+        """The first prompt of a step is granted whatever its length: all others in the step only decode."""
+        fits = load.tokens == load.logit_rows or load.tokens + wanted <= self.budget_tokens
         return Grant(wanted, WHOLE) if fits else Grant(0, Reason(Why.TOKEN_BUDGET, (self.budget_tokens,)))
 
 
 @dataclass(frozen=True)
-class TokenBudget(Chunking):
+class TokenBudget(_CountsTokens):
     """A step has at most `budget_tokens`, decoded ones included."""
 
     budget_tokens: int
     least_tokens: int = BLOCK_TOKENS
+
+    def sizer(self, cost: CostModel | None) -> "TokenBudget":
+        return self
 
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
         return _cut(start, wanted, self.budget_tokens - load.tokens, Reason(Why.TOKEN_BUDGET, (self.budget_tokens,)))
 
 
 @dataclass(frozen=True)
-class TimeBudget(Chunking):
+class TimeBudget:
     """A step is predicted to end within `budget_ns` while others decode, else within `ceiling_ns`.
 
-    With nobody to delay wide chunks give the best TTFT; the ceiling keeps aborts and newcomers heard. However slow the
-    machine is, such a step has `alone_tokens`: in narrower ones what every step costs would be most of it, and a model
-    that sees nothing wider would never learn better.
+    With no decodes to delay, wide chunks give the best TTFT; the ceiling keeps the loop responsive to aborts and
+    arrivals. However slow the machine is, such a step has `alone_tokens`: in narrower steps the fixed cost would
+    dominate, and a model that never sees wider ones could not learn that they are cheaper.
     """
 
-    model: StepTimeModel
     budget_ns: int
     ceiling_ns: int = 250_000_000
     least_tokens: int = BLOCK_TOKENS
     alone_tokens: int = 4 * BLOCK_TOKENS
 
+    def sizer(self, cost: CostModel | None) -> "TimeSizer":
+        if cost is None:
+            raise ValueError("chunks sized by time need a cost model")
+        return TimeSizer(self, cost)
+
+
+class TimeSizer:
+    """Sizes chunks by inverting a cost model that learns."""
+
+    learns = True
+
+    def __init__(self, policy: TimeBudget, cost: CostModel) -> None:
+        self._policy, self._cost = policy, cost
+
     def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
-        budget_ns, least = (self.budget_ns, 0) if decoding else (self.ceiling_ns, self.alone_tokens - load.tokens)
-        room = max(least, self.model.largest_slice(load, start, wanted, budget_ns))
+        policy = self._policy
+        budget_ns, least = (policy.budget_ns, 0) if decoding else (policy.ceiling_ns, policy.alone_tokens - load.tokens)
+        room = max(least, largest_slice(self._cost, load, start, wanted, budget_ns))
         tokens = _cut(start, wanted, room, WHOLE).tokens
         if tokens == wanted:
             return Grant(tokens, WHOLE)
-        predicted_ns = self.model.predict_ns(load.with_slice(start, tokens, 0))
+        predicted_ns = self._cost.estimate(load.with_slice(start, tokens, 0)).bound_ns
         return Grant(tokens, Reason(Why.ITL_BUDGET if decoding else Why.LONGEST_STEP, (budget_ns, predicted_ns)))
 
-    def predict_ns(self, shape: StepShape) -> int | None:
-        return self.model.predict_ns(shape)
-
-    def observe(self, shape: StepShape, measured_ns: int) -> None:
-        self.model.observe(shape, measured_ns)
+    def predicted_ns(self, shape: StepShape) -> int | None:
+        return self._cost.estimate(shape).bound_ns
 
 
 def _cut(start: int, wanted: int, room: int, reason: Reason) -> Grant:
-    """At most `room` of `wanted`; a cut chunk ends with a block, so that whole blocks get done."""
+    """At most `room` of `wanted`; a cut chunk ends with a block, so that whole blocks get computed."""
     if room >= wanted:
         return Grant(wanted, WHOLE)
     end = (start + max(0, room)) // BLOCK_TOKENS * BLOCK_TOKENS

@@ -1,11 +1,11 @@
-"""Why a plan is as it is: values while planning, words only when somebody reads them."""
+"""Why a plan is as it is: values while planning, put into words only when read."""
 
 from enum import Enum
 from typing import NamedTuple
 
 
 class Why(Enum):
-    """What limited or moved a sequence, as a sentence with places for its numbers; the limit comes first."""
+    """What limited or moved a sequence, as a clause with places for its numbers; the limit comes first."""
 
     WHOLE = "all that was left"
     TOKEN_BUDGET = "token budget of {} a step"
@@ -13,13 +13,13 @@ class Why(Enum):
     LONGEST_STEP = "longest step {:.1f} ms, predicted {:.1f} ms"
     LEAST_SHARE = "no budget left: the least share of a prompt in prefill"
 
-    NO_SEAT = "all {} seats are taken"
-    NO_BLOCKS = "group {} of blocks: needs {}, {} are free, {} of them kept for those that run"
-    NO_BUDGET = "those that run use the whole step"
-    AFTER_PREEMPTION = "nobody is admitted in a step that preempted"
-    BATCH_CLOSED = "static batching: the batch under way has to end, or a full one to gather"
+    NO_SLOT = "all {} slots are taken"
+    NO_BLOCKS = "block group {}: needs {}, {} are free, {} of them reserved for running requests"
+    NO_BUDGET = "running requests use the whole step"
+    AFTER_PREEMPTION = "no request is admitted in a step that preempts another"
+    BATCH_CLOSED = "static batching: waits for the current batch to end, or for a full batch to gather"
     SHARES_PREFIX = "waits for sequence {}, which is computing the same prefix"
-    MANY_IN_PREFILL = "{} prompts are in mid-prefill"
+    MANY_IN_PREFILL = "{} prompts are in prefill already"
 
     OUT_OF_BLOCKS = "sequence {} needed its blocks"
     MORE_URGENT = "sequence {} is more urgent"

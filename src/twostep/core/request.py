@@ -1,4 +1,4 @@
-"""What asks for tokens: a request, and its sequences, one a choice."""
+"""Requests, and their sequences: one per choice. docs/scheduling.md has the table of stages and their transitions."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,10 +11,10 @@ BLOCK_TOKENS = 16
 class Request:
     """What the scheduler needs to know of a request: counts and hashes, never tokens.
 
-    `hashes` are those of the prompt's full blocks (see `hashing`); empty means that its KV is neither looked up nor
-    kept. A lower `priority` is more urgent. The first `arrived_tokens` of the prompt come with their KV, computed
-    elsewhere: the executor puts it into the blocks that the first step names; with a window, from the first block on
-    that the next token sees.
+    `hashes` are those of the prompt's full blocks (see `blocks.prompt_hashes`); empty means that its KV is neither
+    looked up in the prefix cache nor kept there. A lower `priority` is more urgent. The KV of the first
+    `arrived_tokens` of the prompt was computed elsewhere: the executor writes it into the blocks that the first step
+    names; with a window, from the first block on that the next token sees.
     """
 
     id: str
@@ -27,13 +27,13 @@ class Request:
 
 
 class Stage(Enum):
-    """Where a sequence is. Every live one is in exactly one of these places."""
+    """Where a sequence is. Every live one is in exactly one of these places; docs/scheduling.md has the transitions."""
 
-    ATTACHED = "waits for the prefill of its request's first choice, to share its blocks"
-    WAITING = "waits for a seat and blocks"
-    PREFILL = "has a seat and is more than one token behind, or has drafts to verify"
-    STANDING = "has a seat and decodes: every step computes one token"
-    PENDING = "how it goes on is known when the step under way ends: its last token, or drafts that are verified"
+    FORK_WAITING = "waits for the prefill of its request's first choice, to share its blocks"
+    WAITING = "waits for a slot and blocks"
+    PREFILL = "has a slot and is more than one token behind, or has drafts to verify"
+    DECODE = "has a slot and is in the decode batch: every step computes one token"
+    PENDING = "outcome pending until the current step completes: its last token, or drafts that are verified"
     ENDED = "gone"
 
 
@@ -48,11 +48,10 @@ class FinishReason(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request, on its way. `computed` tokens of the `known` ones have their KV in the cache.
+    """One choice of a request. The KV of `computed` of its `known` tokens is in the cache.
 
-    There is no prefill state and no decode state: a step lets a sequence catch up by some tokens, and when it has
-    caught up its last row of logits is sampled, which makes one more token known. While it is STANDING, both counts
-    are kept by `Standing` and those here are stale.
+    Each step lets a sequence catch up by some tokens, and when it has caught up, its last row of logits is sampled,
+    which makes one more token known. In stage DECODE both counts are kept by `DecodeBatch`, and those here are stale.
     """
 
     number: int
@@ -68,17 +67,17 @@ class Sequence:
     tables: tuple[list[int | None], ...] = ()
     """For each group of blocks: block i holds positions 16·i .. 16·i+15; None where the window has passed."""
     published: int = 0
-    """Blocks offered to others, from the first."""
+    """Blocks offered to the prefix cache, from the first."""
     arrived: int = 0
-    """Tokens whose KV still comes from elsewhere; 0 once it is in the cache, or lost."""
+    """Tokens whose KV arrives from elsewhere; 0 once it is in the cache, or lost."""
     drafts: int = 0
     """Drafted tokens that its next slice verifies."""
     advanced: int = 0
     """Number of the last step that computed a token of it."""
     offset: int = 0
-    """While STANDING: `computed` less the steps of `Standing`."""
+    """In stage DECODE: `computed` less the steps of `DecodeBatch`."""
     siblings: list["Sequence"] = field(default_factory=list)
-    """Choices that are ATTACHED to this one."""
+    """Choices that wait to be forked from this one."""
 
     @property
     def limit(self) -> int:
@@ -92,7 +91,7 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sorts by who comes first: the more urgent, among equals the earlier."""
+        """Sort key: the more urgent first, among equals the earlier."""
         return self.request.priority, self.number
 
 

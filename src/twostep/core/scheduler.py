@@ -1,31 +1,34 @@
-"""The books: which sequences there are, where each stands, which blocks it has. `planning` decides; here it is done.
+"""The state of scheduling: which sequences exist, where each stands, which blocks it has. `planning` decides; this
+applies the decisions.
 
     scheduler.add(request, now)
     plan = scheduler.plan(now)              # reads only
     step = scheduler.advance(plan)          # counts move, blocks are taken: what an executor needs
-    resolved = scheduler.resolve(result)    # what the step gave: who ended, who has drafts to verify
+    resolved = scheduler.resolve(result)    # what the step returned: which sequences ended, which have drafts to verify
     scheduler.abort(request_id)
 
 One step is under way at a time, between `advance` and `resolve`. The next plan may be made meanwhile; it is void if the
-step's end, an arrival or an abort changes what it was made from (`changes` counts that).
+end of the step, an arrival or an abort changes what it was made from (`changes` counts that).
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from twostep.core.invariants import check_books
+from twostep.core.cost import CostModel
+from twostep.core.decode_batch import DecodeBatch
 from twostep.core.kv_cache import BlockGroup, Copied, Counts, Granted, KvCache
-from twostep.core.plan import Chunk, Finished, Outcome, Plan, Preemption, Resolved, Step, StepResult
+from twostep.core.plan import Chunk, Finished, Plan, Preemption, Resolved, SliceOutcome, Step, StepResult
 from twostep.core.planning import MOST_IN_PREFILL, Planner
-from twostep.core.policies import Batching, Chunking, Continuous, Order, by_priority, fcfs
+from twostep.core.policies import Batching, ChunkPolicy, Continuous, Order, by_priority, fcfs
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import BLOCK_TOKENS, FinishReason, Request, Sequence, Stage
-from twostep.core.standing import Standing
-from twostep.core.waiting import WaitingQueue
 
 MOST_PRESSURE = 5
 """Steps out of blocks that widen the reserve; each doubles it, each sequence that ends halves it."""
+ONE_TOKEN = SliceOutcome()
+LEARN_EVERY_STEPS = 16
+"""Steps that only decode are alike: unless chunks are sized by time, the cost model learns from one in so many."""
 
 
 class NeverFitsError(ValueError):
@@ -34,31 +37,43 @@ class NeverFitsError(ValueError):
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """Frozen settings. Raises `ValueError` for those that contradict each other.
+    """Frozen settings, without state. Raises `ValueError` for those that contradict each other.
 
-    `seats`: sequences that run at a time. `step_tokens`: most tokens of a step, what the executor's workspace holds.
-    `context_tokens`: most tokens of a sequence. `watermark`: share of the blocks that admission leaves free.
+    `max_num_seqs`: slots, hence sequences that run at a time. `max_num_batched_tokens`: most tokens of a step, what the
+    executor's workspace holds. `max_model_len`: most tokens of a sequence. `watermark`: share of the blocks that
+    admission leaves free.
     """
 
     groups: tuple[BlockGroup, ...]
-    seats: int
-    step_tokens: int
-    context_tokens: int
-    chunking: Chunking
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    chunking: ChunkPolicy
     batching: Batching = field(default_factory=Continuous)
     order: Order = by_priority
     priority_preempts: bool = False
     watermark: float = 0.01
 
     def __post_init__(self) -> None:
-        shares = self.chunking.least_tokens * MOST_IN_PREFILL
-        if not self.groups or min(group.blocks for group in self.groups) < 1 or self.seats < 1:
-            raise ValueError(f"{self.seats} seats, {self.groups}: at least one seat, and a block in each group")
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs is {self.max_num_seqs}; it has to be at least 1")
+        if not self.groups or min(group.blocks for group in self.groups) < 1:
+            raise ValueError(f"the KV cache has {self.groups}; it needs a group, and a block in each group")
         if self.priority_preempts and self.order is fcfs:
             raise ValueError("priority_preempts needs an order by priority: under fcfs the preempted come back first")
-        if self.step_tokens < self.seats + shares:
-            needed = f"{self.seats + shares}: {self.seats} seats that decode, {shares} for prompts in mid-prefill"
-            raise ValueError(f"a step of {self.step_tokens} tokens is too narrow; it needs at least {needed}")
+        needed = least_step_tokens(self.max_num_seqs, self.chunking)
+        if self.max_num_batched_tokens < needed:
+            shares = needed - self.max_num_seqs
+            sum_ = f"{self.max_num_seqs} for decodes (max_num_seqs), {shares} for prompts in prefill"
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; it has to be at least {needed}: {sum_}"
+            )
+
+
+def least_step_tokens(max_num_seqs: int, chunking: ChunkPolicy) -> int:
+    """The least `max_num_batched_tokens`: a token for each sequence that decodes, and a share for each prompt in
+    prefill."""
+    return max_num_seqs + chunking.least_tokens * MOST_IN_PREFILL
 
 
 @dataclass(slots=True)
@@ -74,46 +89,78 @@ class Counters:
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
 
 
-class Scheduler:
-    """Decides each step from counts and hashes. Same calls, same plans, byte for byte."""
+class WaitingQueue:
+    """The sequences that wait for a slot, sorted by the admission policy's key, which does not change meanwhile."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._entries: list[tuple[tuple[int, ...], int, Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In the order of admission."""
+        return (seq for _, _, seq in self._entries)
+
+    def put(self, seq: Sequence) -> None:
+        seq.stage = Stage.WAITING
+        insort(self._entries, self._entry(seq))
+
+    def remove(self, seq: Sequence) -> None:
+        del self._entries[bisect_left(self._entries, self._entry(seq))]
+
+    def _entry(self, seq: Sequence) -> tuple[tuple[int, ...], int, Sequence]:
+        return self._order(seq), seq.number, seq
+
+
+class Scheduler:
+    """Decides each step from counts and hashes. The same calls lead to the same plans, byte for byte."""
+
+    def __init__(self, config: SchedulerConfig, cost: CostModel | None = None) -> None:
+        """`cost`: the engine's cost model; this scheduler teaches it. Raises `ValueError` if chunks are sized by time
+        and there is none."""
         self.config = config
-        self.cache = KvCache(config.groups, config.step_tokens)
+        self.cost = cost
+        self.sizer = config.chunking.sizer(cost)
+        self.cache = KvCache(config.groups, config.max_num_batched_tokens)
         self.counters = Counters()
         self.waiting = WaitingQueue(config.order)
-        self.standing = Standing()
+        self.decode_batch = DecodeBatch()
         self.prefill: dict[int, Sequence] = {}
         self.pending: dict[int, Sequence] = {}
-        self.seated: list[tuple[tuple[int, int], Sequence]] = []
+        self.by_rank: list[tuple[tuple[int, int], Sequence]] = []
+        """The running sequences, the latest and least urgent last."""
         self.live: dict[int, Sequence] = {}
         self.changes = 0
         self.batch_left = 0
+        """Admissions that the batching policy allowed in the last step, less those made."""
         self._numbers: dict[str, list[int]] = {}
         self._next_number = 1
         self._pressure = 0
         self._under_way: Plan | None = None
         self._left: list[int] = []
         self._joined: dict[int, Sequence] = {}
+        self._decoding_learned = self._steps_until_learning = 0
 
     # --- questions ------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
-        """Seats taken."""
-        return len(self.standing) + len(self.prefill) + len(self.pending)
+        """Slots taken."""
+        return len(self.decode_batch) + len(self.prefill) + len(self.pending)
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is left to serve."""
+        """Whether no sequence is left to serve."""
         return not self.live
 
     def computed(self, seq: Sequence) -> int:
         """Tokens of `seq` whose KV is in the cache, or will be when the step under way ends."""
-        return self.standing.computed(seq) if seq.stage is Stage.STANDING else seq.computed
+        return self.decode_batch.computed(seq) if seq.stage is Stage.DECODE else seq.computed
 
-    def kept_free(self) -> Counts:
-        """Blocks that admission leaves to those that run: the watermark, wider after preemptions."""
+    def reserved_blocks(self) -> Counts:
+        """Blocks that admission leaves to running sequences: the watermark, wider after preemptions."""
         blocks = [group.blocks for group in self.config.groups]
         marks = [max(1, int(count * self.config.watermark)) for count in blocks]
         return tuple(min(count // 4, mark << self._pressure) for count, mark in zip(blocks, marks, strict=True))
@@ -125,7 +172,7 @@ class Scheduler:
     # --- coming and going -----------------------------------------------------------------------------------------
 
     def add(self, request: Request, now: int) -> tuple[int, ...]:
-        """Queues a request; returns the numbers of its sequences, one a choice.
+        """Queues a request; returns the numbers of its sequences, one per choice.
 
         Raises `NeverFitsError` if it could not be served even alone, `ValueError` if its id is in use.
         """
@@ -139,7 +186,7 @@ class Scheduler:
         first, *others = choices
         first.siblings, first.arrived = others, request.arrived_tokens
         for other in others:
-            other.stage = Stage.ATTACHED
+            other.stage = Stage.FORK_WAITING
         self.live.update(zip(numbers, choices, strict=True))
         self._numbers[request.id] = list(numbers)
         self.waiting.put(first)
@@ -155,61 +202,71 @@ class Scheduler:
             raise ValueError(f"prompt, answer and choices: at least one token each, and one left to compute: {request}")
         total = request.prompt_tokens + request.max_tokens
         sum_ = f"prompt of {request.prompt_tokens} + max_tokens of {request.max_tokens} = {total} tokens"
-        if total > self.config.context_tokens:
-            raise NeverFitsError(f"{sum_}; the context has {self.config.context_tokens}")
-        if not self.config.chunking.least_tokens and total > self.config.step_tokens:
-            raise NeverFitsError(f"{sum_}; prompts are not cut, and a step has {self.config.step_tokens}")
+        if total > self.config.max_model_len:
+            raise NeverFitsError(f"{sum_}; the context has {self.config.max_model_len}")
+        if not self.config.chunking.least_tokens and total > self.config.max_num_batched_tokens:
+            raise NeverFitsError(f"{sum_}; prompts are not cut, and a step has {self.config.max_num_batched_tokens}")
         for group, needed in zip(self.config.groups, self.cache.most_needed(total - 1), strict=True):
             if needed > group.blocks:
                 raise NeverFitsError(f"{sum_} need {needed} KV blocks; the whole cache has {group.blocks}")
 
     def abort(self, request_id: str, choice: int | None = None) -> tuple[Finished, ...]:
-        """Ends a request, or one choice of it. What it has computed in whole blocks stays findable.
+        """Ends a request, or one choice of it. The whole blocks that it has computed stay in the prefix cache.
 
-        May be called while a step is under way: what that computes of it is dropped. Unknown ids are none of ours any
-        more: nothing happens.
+        May be called while a step is under way: what that computes of it is dropped. Unknown ids are ignored.
         """
         sequences = [self.live[n] for n in self._numbers.get(request_id, ())]
         asked = [seq for seq in sequences if choice in (None, seq.choice)]
-        return tuple(self._end(seq, FinishReason.ABORTED, in_vain=self._under_way is not None) for seq in asked)
+        return tuple(self._end(seq, FinishReason.ABORTED, drop=self._under_way is not None) for seq in asked)
 
     # --- a step begins --------------------------------------------------------------------------------------------
 
     def advance(self, plan: Plan) -> Step:
-        """Carries `plan` out on the books. Raises `ValueError` if it is void, or a step is under way."""
+        """Applies `plan`; returns what an executor needs. Raises `ValueError` if it is void, or a step is under way."""
         if plan.changes != self.changes or self._under_way is not None:
             raise ValueError(f"plan of step {plan.step} is void, or the step before it has not ended")
         self.counters.steps += 1
         self.changes += 1
         self.batch_left = plan.open - len(plan.admissions)
-        out_of_blocks = any(preemption.reason.why is Why.OUT_OF_BLOCKS for preemption in plan.preemptions)
+        if plan.preemptions:
+            self._carry_out(plan.preemptions)
+        for admission in plan.admissions:
+            self.cache.adopt(self.live[admission.number], admission.cached, admission.start)
+        granted = list(self._extend_decodes())
+        if plan.admissions:
+            granted += self._admit(plan)
+        left, joined = self._batch_changes()
+        self.decode_batch.advance()
+        for seq in self.decode_batch.finishing():
+            self._leave_batch(seq)
+            self._await(seq, seq.known - 1)
+        copied: list[Copied] = []
+        for chunk in plan.chunks:
+            for change in self._advance_chunk(chunk):
+                if isinstance(change, Granted):
+                    granted.append(change)
+                else:
+                    copied.append(change)
+        self._under_way = plan
+        return Step(plan, left, joined, tuple(granted), tuple(copied))
+
+    def _carry_out(self, preemptions: tuple[Preemption, ...]) -> None:
+        """Preempts, counts, and widens the reserve if it was for lack of blocks."""
+        out_of_blocks = any(preemption.reason.why is Why.OUT_OF_BLOCKS for preemption in preemptions)
         self._pressure = min(MOST_PRESSURE, self._pressure + out_of_blocks)
-        for number, lost, _ in plan.preemptions:
+        for number, lost, _ in preemptions:
             self._preempt(self.live[number])
             self.counters.preemptions += 1
             self.counters.preempted_tokens += lost
-        for admission in plan.admissions:
-            self.cache.adopt(self.live[admission.number], admission.cached, admission.start)
-        granted = [*self._extend_standing(), *self._admit(plan)]
-        left, joined = self._changes_of_standing()
-        self.standing.advance()
-        for seq in self.standing.finishing():
-            self._leave_standing(seq)
-            self._await(seq, seq.known - 1)
-        changes = [change for chunk in plan.chunks for change in self._advance_chunk(chunk)]
-        granted += [change for change in changes if isinstance(change, Granted)]
-        copied = tuple(change for change in changes if isinstance(change, Copied))
-        self._under_way = plan
-        return Step(plan, left, joined, tuple(granted), copied)
 
     def _preempt(self, seq: Sequence) -> None:
-        self._give_up_seat(seq)
+        self._leave_slot(seq)
         seq.computed = seq.arrived = seq.drafts = 0
         self.waiting.put(seq)
 
-    def _extend_standing(self) -> Iterator[Granted]:
-        for seq in self.standing.starting_a_block():
-            if self.cache.capacity(seq) <= (computed := self.standing.computed(seq)):
+    def _extend_decodes(self) -> Iterator[Granted]:
+        for seq in self.decode_batch.starting_a_block():
+            if self.cache.capacity(seq) <= (computed := self.decode_batch.computed(seq)):
                 yield from self.cache.extend(seq, computed, 1)
 
     def _admit(self, plan: Plan) -> Iterator[Granted]:
@@ -218,7 +275,7 @@ class Scheduler:
             self.waiting.remove(seq)
             self.prefill[seq.number] = seq
             seq.stage = Stage.PREFILL
-            insort(self.seated, (seq.rank, seq))
+            insort(self.by_rank, (seq.rank, seq))
             yield from self.cache.enter(seq, admission.start, seq.known)
             seq.computed = admission.start
             seq.arrived = 0
@@ -227,14 +284,14 @@ class Scheduler:
                 self.counters.prefix_queried_tokens += seq.known
                 self.counters.prefix_hit_tokens += admission.cached * BLOCK_TOKENS
 
-    def _changes_of_standing(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
-        """Who left and who joined since the last step began."""
+    def _batch_changes(self) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Which sequences left the decode batch, and which joined, since the last step began."""
         left, self._left = tuple(self._left), []
-        joined, self._joined = tuple((n, self.standing.computed(seq)) for n, seq in self._joined.items()), {}
+        joined, self._joined = tuple([(n, self.decode_batch.computed(seq)) for n, seq in self._joined.items()]), {}
         return left, joined
 
     def _advance_chunk(self, chunk: Chunk) -> Iterator[Granted | Copied]:
-        """Its tokens count as computed; a sequence that has caught up decodes from the next step on."""
+        """Counts its tokens as computed; a sequence that has caught up decodes from the next step on."""
         seq = self.live[chunk.number]
         yield from self.cache.extend(seq, chunk.start, chunk.tokens)
         seq.computed = chunk.start + chunk.tokens
@@ -248,7 +305,7 @@ class Scheduler:
             if sibling.number in chunk.forks:
                 yield from self.cache.fork(seq, sibling, seq.computed)
                 sibling.computed = seq.computed
-                insort(self.seated, (sibling.rank, sibling))
+                insort(self.by_rank, (sibling.rank, sibling))
                 self._caught_up(sibling)
             else:
                 self.waiting.put(sibling)
@@ -258,29 +315,29 @@ class Scheduler:
             self._caught_up(seq)
 
     def _caught_up(self, seq: Sequence) -> None:
-        """Its last row will be sampled: it decodes, unless that gives its last token."""
+        """Its last row will be sampled: it decodes from now on, unless that is its last token."""
         if seq.known + 1 >= seq.limit:
             self._await(seq, seq.known)
         else:
             seq.known += 1
-            self.standing.join(seq)
+            self.decode_batch.join(seq)
             self._joined[seq.number] = seq
 
     def _await(self, seq: Sequence, known: int) -> None:
-        """How many tokens it will know is settled when the step ends."""
+        """Its outcome is pending until the step ends."""
         seq.known = known
         seq.stage = Stage.PENDING
         self.pending[seq.number] = seq
 
-    def _leave_standing(self, seq: Sequence) -> None:
-        self.standing.leave(seq)
+    def _leave_batch(self, seq: Sequence) -> None:
+        self.decode_batch.leave(seq)
         if self._joined.pop(seq.number, None) is None:
             self._left.append(seq.number)
 
     # --- a step ends ----------------------------------------------------------------------------------------------
 
     def resolve(self, result: StepResult) -> Resolved:
-        """Takes in what the step under way gave. Outcomes of sequences that are gone are ignored."""
+        """Applies what the step under way returned. Outcomes of sequences that have ended are ignored."""
         plan = self._under_way
         if plan is None:
             raise ValueError("no step is under way")
@@ -289,13 +346,25 @@ class Scheduler:
             return self._undo(plan, result)
         self._publish(plan, result)
         finished = [*self._settle_pending(result), *self._settle_others(result)]
-        self.config.chunking.observe(plan.shape, result.step_ns)
+        self._learn(plan, result.step_ns)
         if self.waiting and (plan.chunks or result.hashes):
             self.changes += 1
         return Resolved(tuple(finished))
 
+    def _learn(self, plan: Plan, step_ns: int) -> None:
+        """Teaches the cost model what the step took."""
+        if self.cost is None:
+            return
+        self._steps_until_learning -= 1
+        alike = not (self.sizer.learns or plan.chunks) and plan.decoding == self._decoding_learned
+        if alike and self._steps_until_learning > 0:
+            return
+        self._steps_until_learning = LEARN_EVERY_STEPS
+        self._decoding_learned = 0 if plan.chunks else plan.decoding
+        self.cost.observe(plan.shape, step_ns)
+
     def _publish(self, plan: Plan, result: StepResult) -> None:
-        """Whole blocks that the step completed can be found from now on."""
+        """Puts whole blocks that the step completed into the prefix cache."""
         for number, hashes in result.hashes.items():
             if seq := self.live.get(number):
                 seq.hashes.extend(hashes)
@@ -305,9 +374,9 @@ class Scheduler:
                 self.cache.publish(seq, chunk.start + chunk.tokens)
 
     def _settle_pending(self, result: StepResult) -> Iterator[Finished]:
-        """Last tokens have come; of drafts it is known how many hold: KV beyond those is overwritten."""
+        """Adds last tokens, and as many drafted ones as were accepted; the KV of the others will be overwritten."""
         for seq in list(self.pending.values()):
-            outcome = result.outcomes.get(seq.number, Outcome())
+            outcome = result.outcomes.get(seq.number, ONE_TOKEN)
             seq.known += outcome.tokens
             seq.computed = seq.known - 1
             del self.pending[seq.number]
@@ -323,44 +392,44 @@ class Scheduler:
                 continue
             if outcome.finished:
                 yield self._end(seq, outcome.finished)
-            elif outcome.drafts and seq.stage is Stage.STANDING:
-                self._leave_standing(seq)
+            elif outcome.drafts and seq.stage is Stage.DECODE:
+                self._leave_batch(seq)
                 self._go_on(seq, outcome.drafts)
                 self.changes += 1
 
     def _go_on(self, seq: Sequence, drafts: int) -> None:
-        """Decodes, or verifies `drafts`, no more than it may still have tokens after the first."""
+        """It decodes, or verifies `drafts`, at most as many as it may have tokens after the first."""
         seq.drafts = max(0, min(drafts, seq.limit - seq.known - 1))
         if seq.drafts:
             seq.stage = Stage.PREFILL
             self.prefill[seq.number] = seq
         else:
-            self.standing.join(seq)
+            self.decode_batch.join(seq)
             self._joined[seq.number] = seq
 
     def _undo(self, plan: Plan, result: StepResult) -> Resolved:
-        """A failed step gave nothing: who is to blame ends, the others begin again from what is findable."""
+        """A failed step returned nothing: sequences that caused it end, others start again from the prefix cache."""
         blamed = [n for n, outcome in result.outcomes.items() if outcome.finished is FinishReason.FAILED]
-        finished = tuple(self._end(self.live[n], FinishReason.FAILED, in_vain=True) for n in blamed if n in self.live)
+        finished = tuple(self._end(self.live[n], FinishReason.FAILED, drop=True) for n in blamed if n in self.live)
         preempted = []
         chunked = (self.live[chunk.number] for chunk in plan.chunks if chunk.number in self.live)
-        for seq in dict.fromkeys((*self.standing.members, *self.pending.values(), *chunked)):
-            unsampled = seq.stage is Stage.STANDING
+        for seq in dict.fromkeys((*self.decode_batch.members, *self.pending.values(), *chunked)):
+            unsampled = seq.stage is Stage.DECODE
             preempted.append(Preemption(seq.number, self.computed(seq), Reason(Why.STEP_FAILED)))
             self._preempt(seq)
             seq.known -= unsampled
         self.changes += 1
         return Resolved(finished, tuple(preempted))
 
-    def _end(self, seq: Sequence, reason: FinishReason, *, in_vain: bool = False) -> Finished:
-        """Takes it from wherever it is; its blocks are back at once. `in_vain`: what the step samples is dropped."""
-        dropped = in_vain and seq.stage is Stage.STANDING
+    def _end(self, seq: Sequence, reason: FinishReason, *, drop: bool = False) -> Finished:
+        """Removes it from wherever it is; its blocks are free at once. `drop`: what the step samples is dropped."""
+        dropped = drop and seq.stage is Stage.DECODE
         numbers = self._numbers[seq.request.id]
         if seq.stage is Stage.WAITING:
             self.waiting.remove(seq)
-        elif seq.stage is Stage.ATTACHED:
+        elif seq.stage is Stage.FORK_WAITING:
             self.live[numbers[0]].siblings.remove(seq)
-        self._give_up_seat(seq)
+        self._leave_slot(seq)
         for sibling in seq.siblings:
             self.waiting.put(sibling)
         seq.siblings = []
@@ -374,16 +443,46 @@ class Scheduler:
         self.changes += 1
         return Finished(seq.number, reason, seq.known - dropped)
 
-    def _give_up_seat(self, seq: Sequence) -> None:
-        """If it has one; with its blocks."""
-        if seq.stage is Stage.STANDING:
-            self._leave_standing(seq)
+    def _leave_slot(self, seq: Sequence) -> None:
+        """Frees its slot and its blocks, if it has them."""
+        if seq.stage is Stage.DECODE:
+            self._leave_batch(seq)
         self.prefill.pop(seq.number, None)
         self.pending.pop(seq.number, None)
         if seq.tables:
-            del self.seated[bisect_left(self.seated, (seq.rank, seq))]
+            del self.by_rank[bisect_left(self.by_rank, (seq.rank, seq))]
             self.cache.release(seq)
 
+    # --- invariants -----------------------------------------------------------------------------------------------
+
     def check(self) -> None:
-        """Raises `AssertionError` where the books do not balance."""
-        check_books(self)
+        """Raises `AssertionError` that names the invariant which does not hold; tests call it between all calls."""
+        self._check_places()
+        self._check_counts()
+        self.decode_batch.check()
+        self.cache.check(list(self.live.values()))
+        assert self.running <= self.config.max_num_seqs, "more sequences run than there are slots"
+
+    def _check_places(self) -> None:
+        """Each live sequence is in exactly the one place that its stage names."""
+        places = {
+            Stage.WAITING: list(self.waiting),
+            Stage.PREFILL: list(self.prefill.values()),
+            Stage.DECODE: list(self.decode_batch.members),
+            Stage.PENDING: list(self.pending.values()),
+            Stage.FORK_WAITING: [sibling for seq in self.live.values() for sibling in seq.siblings],
+        }
+        found = [seq.number for sequences in places.values() for seq in sequences]
+        assert sorted(found) == sorted(self.live), "a live sequence is in no place, or in two"
+        assert all(seq.stage is stage for stage, here in places.items() for seq in here), "a stage is not the place"
+
+    def _check_counts(self) -> None:
+        """No negative counts, no token computed that is not known, and blocks for all that is computed."""
+        for seq in self.live.values():
+            if seq.stage in (Stage.WAITING, Stage.FORK_WAITING):
+                assert (seq.computed, seq.tables) == (0, ()), f"{seq.number} waits, but holds blocks"
+                continue
+            computed = self.computed(seq)
+            known = computed + 1 if seq.stage is Stage.DECODE else seq.known
+            assert 0 <= computed <= known + seq.drafts <= seq.limit + seq.drafts, f"{seq.number}: counts"
+            assert computed <= self.cache.capacity(seq), f"{seq.number}: positions without a block"

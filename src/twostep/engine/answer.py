@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.core.hashing import block_hash
+from twostep.core.blocks import block_hash
 from twostep.engine.constraint import Constraint
 from twostep.engine.params import SamplingParams, forbid
 from twostep.errors import SamplingError

@@ -1,8 +1,10 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
+from twostep.core.cost import CostModel
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.core.scheduler import Scheduler
 from twostep.engine.config import EngineConfig
@@ -15,6 +17,7 @@ from twostep.kernels.step import Executor
 from twostep.kernels.threads import default_threads
 from twostep.model.loaded import LoadedModel
 from twostep.settings import Settings
+from twostep.spec.host import HostDemand
 from twostep.spec.memory import MemoryDemand, MemoryPlan
 
 DEFAULT_SHARE = 0.5
@@ -28,6 +31,8 @@ class Sizing(NamedTuple):
     blocks: int
     """Of each group with full attention; `group_blocks` has those of all."""
     context_tokens: int
+    step_tokens: int
+    """Most tokens of a step."""
 
     @property
     def group_blocks(self) -> tuple[int, ...]:
@@ -49,20 +54,26 @@ class Sizing(NamedTuple):
             yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
 
 
-def size(model: LoadedModel, config: EngineConfig) -> Sizing:
-    """Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks."""
+def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> Sizing:
+    """`serves`: for a server, whose processes count too.
+
+    Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks.
+    """
     shape = model.network.shape
     wanted = shape.context if config.max_model_len is None else config.max_model_len
     if not 2 <= wanted <= shape.context:
         raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
+    step_tokens = config.max_step_tokens or max(wanted, _least_step_tokens(config))
+    vocab = 0 if config.skip_tokenizer_init else shape.vocab
     demand = MemoryDemand(
         shape,
         model.network.kv_layout,
         packed_weight_bytes(model.network),
-        config.max_step_tokens,
+        step_tokens,
         logit_rows=config.max_num_seqs,
         sequences=config.max_num_seqs,
         rotations=len(model.network.rotations),
+        host=HostDemand(vocab, config.threads or default_threads(), serves),
     )
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
     memory = plan_memory(
@@ -74,7 +85,12 @@ def size(model: LoadedModel, config: EngineConfig) -> Sizing:
         least_tokens=config.max_model_len or 2,
     )
     useful = config.max_num_seqs * blocks_for(wanted)
-    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted)
+    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens)
+
+
+def _least_step_tokens(config: EngineConfig) -> int:
+    with naming_settings():
+        return Settings((1,), seats=config.max_num_seqs, chunking=config.chunking).least_step_tokens
 
 
 def settings(config: EngineConfig, sizing: Sizing) -> Settings:
@@ -83,7 +99,7 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
         blocks=sizing.group_blocks,
         windows=sizing.memory.demand.layout.windows,
         seats=config.max_num_seqs,
-        step_tokens=config.max_step_tokens,
+        step_tokens=sizing.step_tokens,
         context_tokens=sizing.context_tokens,
         batching=config.batching,
         chunking=config.chunking,
@@ -92,10 +108,20 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
     )
 
 
-def scheduler(settings: Settings) -> Scheduler:
-    """Raises `InvalidParameterError` for settings that contradict each other."""
+def scheduler(settings: Settings, cost: CostModel) -> Scheduler:
+    """A scheduler that plans with `cost`, and teaches it.
+
+    Raises `InvalidParameterError` for settings that contradict each other.
+    """
+    with naming_settings():
+        return Scheduler(settings.config(), cost)
+
+
+@contextmanager
+def naming_settings() -> Iterator[None]:
+    """The scheduler's errors are a user's."""
     try:
-        return Scheduler(settings.config())
+        yield
     except ValueError as error:
         raise InvalidParameterError(str(error)) from None
 
@@ -110,15 +136,21 @@ class Kernels(NamedTuple):
     slept_ns: Callable[[], int]
     """See `Cores`."""
 
+    def close(self) -> None:
+        """Gives back weights, KV cache and threads, whoever else may still refer to these objects."""
+        for part in (self.executor, self.sampler):
+            if isinstance(part, NativeExecutor | ReferenceExecutor | Sampler):
+                part.close()
 
-def kernels(model: LoadedModel, config: EngineConfig, blocks: Sequence[int]) -> Kernels:
-    """The executor, with the memory of its widest step allocated, and a sampler on the same threads.
-
-    `blocks`: of KV, by group.
-    """
-    vocab = model.network.shape.vocab
+def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels:
+    """The executor, with the memory of its widest step allocated, and a sampler on the same threads."""
+    vocab, blocks = model.network.shape.vocab, sizing.group_blocks
     if config.executor == "reference":
         return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1, lambda: 0)
     native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
-    native.reserve(config.max_step_tokens, config.max_num_seqs)
+    try:
+        native.reserve(sizing.step_tokens, config.max_num_seqs)
+    except BaseException:
+        native.close()
+        raise
     return Kernels(native, native.sampler(), native.isa, native.threads, native.slept_ns)

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from twostep.core.cost import CostModel
 from twostep.core.loop import Abort
 from twostep.core.plan import Admission, Finished
 from twostep.core.request import BLOCK_TOKENS, FinishReason
 from twostep.engine.answer import Answer
-from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline, TokenLogprobs
+from twostep.engine.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
 from twostep.engine.outputs import FinishReason as FinishName
 from twostep.engine.params import SamplingParams
 from twostep.engine.text import NoText, TextStream
@@ -49,7 +51,7 @@ class _Choice:
     answer: Answer
     stream: TextStream | NoText
     times: Times
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     texts: list[str] = field(default_factory=list)
     pushed: int = 0
     """Output tokens that `stream` has seen."""
@@ -68,11 +70,12 @@ class _Request:
 
 
 class Collector:
-    """Follows every sequence from its number to its answer. `abort` ends a choice early: a stop string was found."""
+    """Follows every sequence from its number to its answer. `abort` ends a choice early: a stop string was found.
+    `cost`, which the scheduler teaches, divides the time of steps among the sequences that share them."""
 
-    def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None], cost: CostModel) -> None:
         self.events: list[Event] = []
-        self.times = Timekeeper()
+        self.times = Timekeeper(cost)
         self._tokenizer, self._abort = tokenizer, abort
         self._choices: dict[int, _Choice] = {}
         self._ends: list[StepEnd | tuple[Sequence[Finished], int]] = []
@@ -161,7 +164,7 @@ class Collector:
         delta = choice.stream.push(new)
         choice.texts.append(delta.text)
         if choice.request.streams:
-            logprobs = tuple(choice.logprobs[choice.pushed : choice.pushed + delta.tokens])
+            logprobs = choice.logprobs[choice.pushed : choice.pushed + delta.tokens]
             tokens = tuple(new[: delta.tokens])
             self.events.append(Delta(choice.request.id, choice.index, delta.text, tokens, logprobs))
         choice.pushed += delta.tokens
@@ -203,7 +206,7 @@ class Collector:
             finish_reason=reason,
             timeline=self.times.finish(number, now),
             stop_reason=stop,
-            logprobs=None if request.params.logprobs is None else tuple(choice.logprobs[:tokens]),
+            logprobs=None if request.params.logprobs is None else choice.logprobs.truncated(tokens),
             error=choice.error,
         )
         request.done.append(output)

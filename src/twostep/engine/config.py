@@ -24,8 +24,8 @@ class EngineConfig:
     """Sequences that run at a time."""
     max_model_len: int | None = None
     """Most tokens of prompt and answer together; None: the model's context."""
-    max_step_tokens: int = 1024
-    """Most tokens of one step: what the executor's buffers are made for."""
+    max_step_tokens: int | None = 1024
+    """Most tokens of one step: what the executor's buffers are made for; None: as many as the longest sequence has."""
     batching: str = "continuous"
     """`continuous`, or the baseline `static=SIZE`."""
     chunking: str = "tokens=512"
@@ -54,9 +54,9 @@ class EngineConfig:
     """Where to write every plan and step time, for `twostep replay`."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_step_tokens"):
-            check_integer(name, getattr(self, name), 1, None)
-        for name, least in (("max_model_len", 2), ("kv_bytes", 1), ("kv_blocks", 1), ("threads", 1)):
+        check_integer("max_num_seqs", self.max_num_seqs, 1, None)
+        optional = {"max_model_len": 2, "max_step_tokens": 1, "kv_bytes": 1, "kv_blocks": 1, "threads": 1}
+        for name, least in optional.items():
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), least, None)
         if self.threads is not None and self.threads > (cpus := os.cpu_count() or 1):

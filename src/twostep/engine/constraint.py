@@ -86,13 +86,12 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
         self._tokenizer, self._rows = tokenizer, rows
-        self._compiled = lru_cache(CACHED_GRAMMARS)(self._compile)
-        self._making = Lock()
+        self._compiler = _Compiler(tokenizer)
+        self._compiled = lru_cache(CACHED_GRAMMARS)(self._compiler.compile)
 
     def prepare(self) -> None:
         """Makes what all grammars need, if it can be made. Otherwise `check` says why not."""
-        with suppress(InvalidParameterError), self._making:
-            _ = self._tokens if self._tokenizer.eos_ids else None
+        self._compiler.prepare()
 
     def check(self, structured: StructuredOutput) -> None:
         """Raises `InvalidParameterError` for what cannot be compiled within `LIMITS`, or if llguidance is missing."""
@@ -103,7 +102,19 @@ class Grammars:
         matcher = self._compiled(structured).deep_copy()
         return Constraint(matcher, self._rows, self._tokenizer.vocab_size)
 
-    def _compile(self, structured: StructuredOutput) -> "LLMatcher":
+
+class _Compiler:
+    """Apart from `Grammars`, whose cache would else hold its owner, and both stay until a garbage collection."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._making = Lock()
+
+    def prepare(self) -> None:
+        with suppress(InvalidParameterError), self._making:
+            _ = self._tokens if self._tokenizer.eos_ids else None
+
+    def compile(self, structured: StructuredOutput) -> "LLMatcher":
         if not self._tokenizer.eos_ids:
             raise refused(structured, "the model has no token that ends an answer")
         return self._checked(structured)

@@ -32,7 +32,13 @@ def _message(message: object, name: str) -> dict[str, Any]:
         raise refused(f"{name}.role", message["role"], f"one of {', '.join(ROLES)}")
     if message.get("content") is None and not _may_be_silent(message):
         raise _lacking(name, "content")
-    return {**message, "content": _text(message.get("content"), f"{name}.content")}
+    content = message.get("content")
+    return {**message, "content": "" if _is_empty(content, message) else _text(content, f"{name}.content")}
+
+
+def _is_empty(content: object, message: Mapping[str, Any]) -> bool:
+    """Parts of which there are none say nothing, which only some messages may."""
+    return content is None or (content in ([], ()) and _may_be_silent(message))
 
 
 def _may_be_silent(message: Mapping[str, Any]) -> bool:
@@ -42,8 +48,8 @@ def _may_be_silent(message: Mapping[str, Any]) -> bool:
 
 def _text(content: object, name: str) -> str:
     """Parts are joined by line ends, as in vLLM."""
-    if content is None or isinstance(content, str):
-        return content or ""
+    if isinstance(content, str):
+        return content
     texts = [_part(part, name) for part in content] if isinstance(content, list | tuple) else []
     if not texts:
         raise refused(name, content, "a string or text parts")

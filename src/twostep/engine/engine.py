@@ -1,18 +1,18 @@
 """The engine: a model, its memory, the scheduler and the loop, in the process of whoever calls it."""
 
-import os
 import secrets
 from array import array
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from platform import machine, python_version
 
-from twostep.core.hashing import prompt_hashes, root_hash
-from twostep.core.loop import Abort, EngineLoop
+from twostep.core.blocks import prompt_hashes, root_hash
+from twostep.core.loop import Abort, EngineLoop, MissingCapabilityError
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
 from twostep.engine.answer import Answer, Vocabulary
-from twostep.engine.collector import Collector, Event
+from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.constraint import Grammars
 from twostep.engine.executor import KernelExecutor
@@ -20,10 +20,12 @@ from twostep.engine.meter import Measured
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.surroundings import EngineSurroundings, Submission
-from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
+from twostep.errors import ContextLengthError, InvalidParameterError, UnsupportedError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
+from twostep.perf.linear import LinearCostModel
+from twostep.processes import Owner
 from twostep.recording.writer import RecordedSurroundings, Recorder
 
 MOST_URGENT = 2**31 - 1
@@ -36,16 +38,30 @@ class Engine:
     Refuses at once what cannot work: `InvalidParameterError` for settings, `MemoryPlanError` with the arithmetic.
     """
 
-    def __init__(self, model: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> None:
+        """`serves`: it belongs to a server, whose processes are part of the memory that is planned."""
         self.model, self.config = model, config
-        self.sizing = build.size(model, config)
+        self._owner = Owner("this engine")
+        self._recorder: Recorder | None = None
+        self._open: set[str] = set()
+        self._ids = 0
+        try:
+            self._prepare(serves)
+        except BaseException:
+            self.close()  # at once, however long the error and its frames are kept
+            raise
+
+    def _prepare(self, serves: bool) -> None:
+        model, config = self.model, self.config
+        self.sizing = build.size(model, config, serves=serves)
         self.settings = build.settings(config, self.sizing)
-        self.scheduler = build.scheduler(self.settings)
+        self.cost = LinearCostModel()
+        self.scheduler = build.scheduler(self.settings, self.cost)
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary.rows)
         self._key = secrets.token_bytes(16)
-        self.kernels = build.kernels(model, config, self.sizing.group_blocks)
+        self.kernels = build.kernels(model, config, self.sizing)
         self._executor = KernelExecutor(
             self.kernels.executor,
             self.kernels.sampler,
@@ -55,26 +71,32 @@ class Engine:
             threads=0 if config.executor == "reference" else self.kernels.threads,
             slept_ns=self.kernels.slept_ns,
         )
-        self._surroundings = EngineSurroundings(
-            self._executor, Collector(tokenizer, lambda abort: self._surroundings.ask(abort))
-        )
-        self._recorder: Recorder | None = None
+        self._surroundings = EngineSurroundings(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()
-        self._open: set[str] = set()
-        self._ids = 0
-        self._pid = os.getpid()
 
     def _make_loop(self) -> EngineLoop:
-        if self.config.record is None:
-            return EngineLoop(self.scheduler, self._executor, self._surroundings)
+        around: EngineSurroundings | RecordedSurroundings = self._surroundings
+        if self.config.record is not None:
+            around = RecordedSurroundings(around, around, around, self._make_recorder(self.config.record))
+        try:
+            return EngineLoop(self.scheduler, self._executor, clock=around, inbox=around, observer=around)
+        except MissingCapabilityError as error:
+            raise UnsupportedError(str(error)) from None
+
+    def _make_recorder(self, path: Path) -> Recorder:
         about = {"model": self.model.path.name, "machine": machine(), "python": python_version()}
-        self._recorder = Recorder(self.config.record, self.settings, about)
-        return EngineLoop(self.scheduler, self._executor, RecordedSurroundings(self._surroundings, self._recorder))
+        self._recorder = Recorder(path, self.settings, about)
+        return self._recorder
 
     @property
     def outstanding(self) -> int:
         """Requests whose output has not come yet."""
         return len(self._open)
+
+    @property
+    def computing(self) -> bool:
+        """Whether a step is under way, which `end` waits for."""
+        return self._loop.computing
 
     def describe(self) -> Iterator[str]:
         """The effective settings in lines to print, with the arithmetic behind the KV cache."""
@@ -83,6 +105,8 @@ class Engine:
         yield f"kernels: {self.kernels.isa}, {self.kernels.threads} threads"
         yield f"scheduler: {s.seats} sequences at a time, {s.batching} batching, admission {s.admission}"
         yield f"steps: at most {s.step_tokens} tokens, prompts cut by {s.chunking}; context {s.context_tokens}"
+        if not self.config.skip_tokenizer_init:
+            yield from self.model.tokenizer.vocabulary.notes()
 
     def submit(
         self,
@@ -100,7 +124,7 @@ class Engine:
         Raises `InvalidParameterError` for what cannot be served: a prompt that is empty or not of this vocabulary, or
         with its answer longer than context or cache, an id in use.
         """
-        self._check_process()
+        self._owner.check()
         self._check_params(params)
         check_integer("priority", priority, -MOST_URGENT, MOST_URGENT)
         id_ = self._free_id(id)
@@ -142,8 +166,9 @@ class Engine:
 
         The reference executor has no such place to stop at; it goes on.
         """
-        if isinstance(self.kernels.executor, NativeExecutor):
-            self.kernels.executor.cancel()
+        kernels = self.__dict__.get("kernels")
+        if kernels is not None and isinstance(kernels.executor, NativeExecutor):
+            kernels.executor.cancel()
 
     def turn(self) -> list[Event]:
         """Ends the step under way, begins the next and leaves it running; returns what came of the ended one.
@@ -154,14 +179,26 @@ class Engine:
         return self.begin()
 
     def end(self) -> None:
-        """Waits for the step under way, if there is one."""
-        self._loop.end()
+        """Waits for the step under way, if there is one, and takes in its result."""
+        self._owner.check()
+        self._executor.wait()
+        self._loop.poll()
 
     def begin(self) -> list[Event]:
         """Begins the next step, if there is work, and leaves it running; returns what came of those that have ended."""
-        self._check_process()
+        self._owner.check()
         self._loop.begin()
         return self._take()
+
+    def idle_s(self) -> float | None:
+        """How long a host may wait for input before it calls `begin` again: 0.0 while there is work, None if nothing is
+        outstanding. A static batch that is not full waits for others for a while."""
+        if not self._open:
+            return None
+        wake_ns = self._loop.next_wake_ns
+        if wake_ns is None or self._surroundings.has_input:
+            return 0.0
+        return max(0, wake_ns - self._surroundings.now()) / 1e9
 
     @property
     def first_tokens(self) -> bool:
@@ -189,15 +226,21 @@ class Engine:
         return self._surroundings.collector.times.meter.measured()
 
     def close(self) -> None:
-        """Ends the thread beside and the recording. The engine cannot be used any more."""
-        self._executor.close()
+        """Gives back weights, KV cache and threads, and ends the recording; requests under way have no output.
+
+        The engine cannot be used any more. In a forked child nothing happens, since nothing of it is the child's.
+        """
+        if not self._owner.here:
+            return
+        if (executor := self.__dict__.pop("_executor", None)) is not None:
+            executor.close()
+        self._open.clear()
+        if (kernels := self.__dict__.get("kernels")) is not None:
+            kernels.close()
+        for name in ("_loop", "_surroundings"):
+            self.__dict__.pop(name, None)
         if self._recorder is not None:
             self._recorder.close()
-
-    def _check_process(self) -> None:
-        """The threads of the kernels do not follow into a child."""
-        if os.getpid() != self._pid:
-            raise TwostepError("this engine belongs to the process that made it; a fork has to make its own")
 
     def _free_id(self, asked: str | None) -> str:
         self._ids += asked is None

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.core.plan import Chunk, Outcome, Step, StepResult
+from twostep.core.kv_cache import BlockGroup
+from twostep.core.loop import Capabilities
+from twostep.core.plan import Chunk, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason
 from twostep.engine.answer import Answer
 from twostep.engine.cores import Cores
@@ -49,30 +51,36 @@ class Given(NamedTuple):
 
 
 class KernelExecutor:
-    """A `StepExecutor` over real kernels. Steps are computed beside the caller if `overlap`, else within `finish`."""
+    """A `StepExecutor` over real kernels. Steps are computed beside the caller if `overlap`, else within `poll`."""
 
     def __init__(
         self,
         kernels: Executor,
         sampler: Sampler,
-        seats: int,
+        slots: int,
         blocks: int,
         *,
         overlap: bool,
         threads: int,
         slept_ns: Callable[[], int],
+        notify: Callable[[], None] | None = None,
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `slept_ns`: see `Cores`."""
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if not known. `slept_ns`: see `Cores`.
+        `notify`: called in another thread after each step that is computed there, so that a host can wait for its end
+        beside other things."""
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
         self.starved_ns = 0
         """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
         self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, slept_ns)
-        self._tables = BlockTables(seats, blocks, len(kernels.capabilities.layout.groups))
-        self._rows = StandingRows(seats)
+        self._tables = BlockTables(slots, blocks, len(kernels.capabilities.layout.groups))
+        self._rows = StandingRows(slots)
+        memory = zip(kernels.capabilities.blocks, kernels.capabilities.layout.windows, strict=True)
+        self.capabilities = Capabilities(tuple(BlockGroup(*group) for group in memory))
+        """Neither drafts nor KV from elsewhere, though the kernels could: rows and answers do not take them yet."""
         self._work: Work | None = None
-        self._worker = Worker(self._compute, overlap=overlap)
+        self._worker = Worker(self._compute, overlap=overlap, notify=notify)
 
     def add(self, number: int, answer: Answer) -> None:
         """The tokens of a sequence that may be planned from now on."""
@@ -120,7 +128,7 @@ class KernelExecutor:
     # --- beside the caller ----------------------------------------------------------------------------------------
 
     def _compute(self, work: Work) -> Computed:
-        """Forward, copies, samples. Reads answers, changes none: the caller does that in `finish`."""
+        """Forward, copies, samples. Reads answers, changes none: the caller does that in `poll`."""
         started = perf_counter_ns()
         try:
             choices, starved_ns = self._forward(work)
@@ -144,17 +152,23 @@ class KernelExecutor:
 
     # --- a step ends ----------------------------------------------------------------------------------------------
 
-    def finish(self) -> StepResult:
-        """See `StepExecutor.finish`. Running out of memory blames the widest slice; all others go on."""
+    def wait(self) -> None:
+        """Until the step under way, if there is one, has ended."""
+        if self._work is not None:
+            self._worker.wait()
+
+    def poll(self) -> StepResult | None:
+        """See `StepExecutor.poll`. Running out of memory blames the widest slice; all others go on."""
         work = self._work
-        assert work is not None, "no step was started"
+        if work is None or not self._worker.done:
+            return None
         computed = self._worker.result()
         self._work, self.starved_ns = None, computed.starved_ns
         if computed.failed is not None:
             return self._failed(work, computed.elapsed_ns, computed.failed)
         chosen = zip(work.sampled, work.answers, computed.choices, strict=True)
         self.given = [Given(number, answer.explained(choice)) for number, answer, choice in chosen]
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, SliceOutcome] = {}
         hashes: dict[int, tuple[bytes, ...]] = {}
         for number, choice in self.given:
             self._take(number, choice, outcomes, hashes)
@@ -163,29 +177,29 @@ class KernelExecutor:
         return StepResult(computed.elapsed_ns, outcomes, hashes)
 
     def _failed(self, work: Work, elapsed_ns: int, error: BaseException) -> StepResult:
-        """All who were in the step lose their seats, hence their tables too."""
+        """All who were in the step lose their slots, hence their tables too."""
         self.given = []
         for number in (*work.sampled, *(chunk.number for chunk in work.step.plan.chunks)):
             self._tables.drop(number)
         return StepResult(elapsed_ns, dict(_blamed(work, error)), failed=True)
 
     def _take(
-        self, number: int, choice: Choice, outcomes: dict[int, Outcome], hashes: dict[int, tuple[bytes, ...]]
+        self, number: int, choice: Choice, outcomes: dict[int, SliceOutcome], hashes: dict[int, tuple[bytes, ...]]
     ) -> None:
         answer = self.answers.get(number)
         if answer is None:
             return
         if isinstance(choice, SamplingError):
-            outcomes[number] = Outcome(finished=FinishReason.FAILED)
+            outcomes[number] = SliceOutcome(finished=FinishReason.FAILED)
             return
         if answer.append(choice.token):
-            outcomes[number] = Outcome(finished=FinishReason.STOP)
+            outcomes[number] = SliceOutcome(finished=FinishReason.STOP)
         if new := answer.new_hashes():
             hashes[number] = new
 
 
-def _blamed(work: Work, error: BaseException) -> Iterator[tuple[int, Outcome]]:
+def _blamed(work: Work, error: BaseException) -> Iterator[tuple[int, SliceOutcome]]:
     """Who cannot go on after a failed step: nobody if it was cancelled, else whoever made it wide."""
     if isinstance(error, MemoryError):
         widest = max(work.step.plan.chunks, key=lambda chunk: chunk.tokens, default=None)
-        yield (widest.number if widest else work.sampled[-1]), Outcome(finished=FinishReason.FAILED)
+        yield (widest.number if widest else work.sampled[-1]), SliceOutcome(finished=FinishReason.FAILED)

@@ -4,8 +4,9 @@ A grammar comes from whoever sends a request. llguidance bounds most of what it 
 rules overflows the stack of the process that compiles it, and as many terminals that double each other take it half a
 minute. So what is new is tried here first, where the kernel limits processor time, memory and stack, and dies alone.
 
-Reads JSON with `kind` and `text` as `llguidance.grammar_from` takes them and the `limits` of `LLParserLimits`, and
-writes what is wrong as a JSON string, empty if nothing is. Run as a file and free of imports from Twostep: it must
+Reads JSON with `kind` and `text` as `llguidance.grammar_from` takes them and the `limits` of `LLParserLimits`. Writes a
+line `ready` when it begins to compile: what goes wrong before is no fault of the form. Then it writes what is wrong as
+a JSON string, empty if nothing is, or exits with `NO_MEMORY`. Run as a file and free of imports from Twostep: it must
 start quickly.
 """
 
@@ -14,6 +15,9 @@ import resource
 import sys
 from typing import Any
 
+READY = "ready"
+NO_MEMORY = 3
+"""The exit status where the form needs more memory than `MEMORY_BYTES`."""
 CPU_S = 1
 MEMORY_BYTES = 1 << 30
 STACK_BYTES = 4 << 20
@@ -21,11 +25,25 @@ STACK_BYTES = 4 << 20
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, STACK_BYTES))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    json.dump(problem(json.load(sys.stdin)), sys.stdout)
+    limit(resource.RLIMIT_CORE, 0)
+    limit(resource.RLIMIT_STACK, STACK_BYTES)
+    limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    limit(resource.RLIMIT_CPU, CPU_S, grace=1)  # at the first limit comes SIGXCPU, which only the form can cause
+    asked = json.load(sys.stdin)
+    import llguidance  # noqa: F401 - what is missing or does not fit is said before the form is blamed
+
+    print(READY, flush=True)
+    try:
+        json.dump(problem(asked), sys.stdout)
+    except MemoryError:
+        sys.exit(NO_MEMORY)
+
+
+def limit(what: int, wanted: int, grace: int = 0) -> None:
+    """Sets a limit of this process, and `grace` above it one that it cannot raise; a lower hard limit stays."""
+    _, hard = resource.getrlimit(what)
+    soft, above = (wanted + more if hard == resource.RLIM_INFINITY else min(wanted + more, hard) for more in (0, grace))
+    resource.setrlimit(what, (soft, above))
 
 
 def problem(asked: dict[str, Any]) -> str:

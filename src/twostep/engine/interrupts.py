@@ -13,7 +13,8 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class Undisturbed:
-    """Within `with`, signals wait; then the last that came gets its handler. One at a time.
+    """Within `with`, signals wait; then the last that came gets its handler. `with` may be nested, and used by several
+    threads.
 
     Only the main thread has anything to hold back: handlers run nowhere else. Those that are not Python's stay.
     """
@@ -21,13 +22,17 @@ class Undisturbed:
     def __init__(self, hurry: Callable[[], None] = lambda: None) -> None:
         """`hurry` is called when a signal comes, in the midst of things: it may make the end come soon."""
         self._hurry = hurry
+        self._depth = 0
         self._handlers: dict[int, Handler] = {}
         self._came: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
-        self._came = None
         if current_thread() is not main_thread():
             return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._came = None
         for number in SIGNALS:
             handler = signal.getsignal(number)
             if callable(handler):
@@ -35,6 +40,11 @@ class Undisturbed:
                 signal.signal(number, self._note)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if current_thread() is not main_thread():
+            return
+        self._depth -= 1
+        if self._depth:
+            return
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -89,10 +89,17 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """A streaming request passed all checks and is queued: it will not be `Refused`."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Turned:
     """A step ended, or a ping was heard: what came of it, and how things stand."""
 
-    events: tuple[Event | Refused, ...]
+    events: tuple[Event | Refused | Accepted, ...]
     snapshot: Snapshot
 
 

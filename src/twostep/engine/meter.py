@@ -7,10 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from twostep.core.cost import CostModel, StepShape, decode_shape
 from twostep.core.plan import Chunk, Plan
-from twostep.core.step_time import StepShape
 from twostep.engine.histogram import Counted, Histogram
-from twostep.perf.linear import LinearStepTime
 
 STEP_S = (
     0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -20,8 +19,8 @@ STEP_S = (
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 KINDS = ("decode", "prefill", "mixed")
 """A step without prompts, one with nothing else, one with both."""
-OBSERVE_EVERY_STEPS = 16
-"""Steps that only decode are alike: so many pass between two that the estimate learns from."""
+ESTIMATE_EVERY_STEPS = 16
+"""Steps that only decode are alike: so many share one estimate of what part of a step is whose."""
 
 
 class Reading(NamedTuple):
@@ -55,12 +54,20 @@ class Measured:
     """See `Reading`."""
     computed_tokens: int
     generated_tokens: int
+    host_ns: int = 0
+    """Time outside the kernels, from the end of one step to the end of the next, where one followed at once."""
+    host_steps: int = 0
+
+    @property
+    def host_ns_per_step(self) -> float:
+        """What a simulator adds to each step (`sim.modelled`); 0 before anything is measured."""
+        return self.host_ns / self.host_steps if self.host_steps else 0.0
 
 
 class StepMeter:
-    """Hears of every step."""
+    """Hears of every step. `cost`, which the scheduler teaches, says what part of a step's time is whose."""
 
-    def __init__(self) -> None:
+    def __init__(self, cost: CostModel) -> None:
         self.now = Reading()
         """After the last step."""
         self.before = Reading()
@@ -68,8 +75,9 @@ class StepMeter:
         self.ended_ns = 0
         """When it ended."""
         self.first_tokens = self._further_tokens = 0
-        self._model = LinearStepTime()
-        self._steps_until_learning = 0
+        self.host_ns = self.host_steps = 0
+        self._cost = cost
+        self._steps_until_estimate = 0
         self._decoding = 0
         """Sequences of the steps without prompts that the estimates are of."""
         self._whole_ns = 1
@@ -80,13 +88,16 @@ class StepMeter:
         self._step_tokens = {kind: Histogram(STEP_TOKENS) for kind in KINDS}
 
     def add(self, plan: Plan, kernel_ns: int, starved_ns: int, ended_ns: int, *, failed: bool) -> None:
-        """A step has ended. One that failed took its time and teaches nothing."""
+        """A step has ended. One that failed took its time, and is in no histogram."""
         mixed = bool(plan.chunks and plan.decoding)
-        self._steps_until_learning -= 1
+        self._steps_until_estimate -= 1
         if not failed:
             self._count(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
-        if plan.chunks or plan.decoding != self._decoding or self._steps_until_learning <= 0:
-            self._look(plan, kernel_ns, failed)
+        if plan.chunks or plan.decoding != self._decoding or self._steps_until_estimate <= 0:
+            self._estimate(plan)
+        if plan.decoding and self.ended_ns:  # it decodes what the step before left: the engine was never idle between
+            self.host_ns += ended_ns - self.ended_ns - kernel_ns
+            self.host_steps += 1
         alone_ns, prefill_ns = int(kernel_ns * self._alone), int(kernel_ns * self._prefill)
         self.before, self.ended_ns, now = self.now, ended_ns, self.now
         self.now = Reading(
@@ -117,28 +128,28 @@ class StepMeter:
             self.now.starved_ns,
             self.now.tokens,
             self.first_tokens + self._further_tokens,
+            self.host_ns,
+            self.host_steps,
         )
 
     def _count(self, plan: Plan, kind: str, kernel_ns: int) -> None:
         self._step_s[kind].add(kernel_ns / 1e9)
         self._step_tokens[kind].add(plan.shape.tokens)
 
-    def _look(self, plan: Plan, kernel_ns: int, failed: bool) -> None:
-        """Learns from the step, and estimates anew what part of such steps is whose."""
-        if not failed:
-            self._model.observe(plan.shape, kernel_ns)
-        self._steps_until_learning = OBSERVE_EVERY_STEPS
+    def _estimate(self, plan: Plan) -> None:
+        """Estimates anew what part of such steps is whose."""
+        self._steps_until_estimate = ESTIMATE_EVERY_STEPS
         self._decoding = 0 if plan.chunks else plan.decoding
-        self._whole_ns = max(1, self._model.predict_ns(plan.shape))
+        self._whole_ns = max(1, self._cost.estimate(plan.shape).expected_ns)
         decodes = plan.shape
         for chunk in plan.chunks:
             decodes = decodes.without_slice(chunk.start, chunk.tokens, _sampled(chunk))
-        self._alone = self._share(StepShape(1, decodes.pairs // plan.decoding, 1, 1)) if plan.decoding else 0.0
+        self._alone = self._share(decode_shape(1, decodes.decode_kv_tokens // plan.decoding)) if plan.decoding else 0.0
         self._prefill = 1 - self._share(decodes) if plan.decoding and plan.chunks else 0.0
 
     def _share(self, part: StepShape) -> float:
-        """What `part` by itself had taken of the step: predictions give the ratio, so that their margin cancels."""
-        return min(1.0, self._model.predict_ns(part) / self._whole_ns)
+        """What `part` by itself had taken of the step."""
+        return min(1.0, self._cost.estimate(part).expected_ns / self._whole_ns)
 
 
 def _sampled(chunk: Chunk) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twostep.core.reasons import WHOLE, Reason
+from twostep.engine.logprobs import TokenLogprobs
 from twostep.metrics import times
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -148,18 +149,6 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities where one output token was chosen; they are the model's own, see `TokenSampling.logprobs`."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """1 for the model's most likely token."""
-    top: tuple[tuple[int, float], ...]
-    """The most likely tokens with log-probabilities, best first, as many as asked for if so many are possible."""
-
-
-@dataclass(frozen=True)
 class ChoiceOutput:
     """One answer. `text` is that of `TextStream`; `token_ids` include the token that ended it."""
 
@@ -170,7 +159,7 @@ class ChoiceOutput:
     timeline: Timeline
     stop_reason: str | int | None = None
     """The stop string or the id among `stop_token_ids` that ended it; None for the model's own end."""
-    logprobs: tuple[TokenLogprobs, ...] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     """One for each of `token_ids`, those that a stop string cut off the text included, if asked for."""
     error: str | None = None
     """One line, if `finish_reason` is "error"."""

@@ -3,6 +3,7 @@
 It hears between steps, never waits while there is work, and ends when its owner is gone.
 """
 
+import faulthandler
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.messages import (
+    Accepted,
     Cancel,
     Failed,
     FromEngine,
@@ -30,7 +32,7 @@ from twostep.engine.messages import (
     Turned,
 )
 from twostep.engine.wire import Wire
-from twostep.errors import TwostepError
+from twostep.errors import RecordingError, TwostepError
 from twostep.model.loaded import open_model
 from twostep.turns import take_short_turns
 
@@ -44,24 +46,30 @@ class EngineHost:
 
     def __init__(self, engine: Engine, wire: Wire[FromEngine, ToEngine]) -> None:
         self._engine, self._wire = engine, wire
-        self._refused: list[Refused] = []
+        self._heard: list[Refused | Accepted] = []
         self._asked = False
 
     def run(self) -> None:
         """Until the owner closes its end: then sending or receiving raises."""
         while True:
-            self._listen()
-            self._engine.end()
-            if self._engine.first_tokens:
-                self._tell(self._engine.come())
-                sleep(HEAD_START_S)
-            self._tell(self._engine.begin())
+            try:
+                self._turn()
+            except RecordingError as error:  # raised once; the interrupted turn is taken up where it was
+                _say(error)
+
+    def _turn(self) -> None:
+        self._listen()
+        self._engine.end()
+        if self._engine.first_tokens:
+            self._tell(self._engine.come())
+            sleep(HEAD_START_S)
+        self._tell(self._engine.begin())
 
     def _tell(self, come: Sequence[Event]) -> None:
-        events = (*self._refused, *come)
+        events = (*self._heard, *come)
         if events or self._asked:
             self._wire.send(Turned(events, self.snapshot()))
-        self._refused.clear()
+        self._heard.clear()
         self._asked = False
 
     def snapshot(self) -> Snapshot:
@@ -83,8 +91,8 @@ class EngineHost:
         )
 
     def _listen(self) -> None:
-        """Takes in what has been said; waits for it only where there is nothing else to do."""
-        while self._wire.poll(0 if self._engine.outstanding or self._refused or self._asked else None):
+        """Takes in what has been said; waits for it only as long as there is nothing else to do."""
+        while self._wire.poll(0 if self._heard or self._asked else self._engine.idle_s()):
             self._heed(self._wire.recv())
 
     def _heed(self, message: ToEngine) -> None:
@@ -93,10 +101,13 @@ class EngineHost:
                 try:
                     self._engine.submit(prompt, params, id=id, priority=priority, stream=stream, cache_salt=salt)
                 except TwostepError as error:
-                    self._refused.append(Refused(id, error))
+                    self._heard.append(Refused(id, error))
                 except Exception as error:  # a fault of ours costs one request, not all
                     print_exc()
-                    self._refused.append(Refused(id, TwostepError(f"the engine cannot take this request: {error!r}")))
+                    self._heard.append(Refused(id, TwostepError(f"the engine cannot take this request: {error!r}")))
+                else:
+                    if stream:
+                        self._heard.append(Accepted(id))
             case Cancel(id):
                 self._engine.abort(id)
             case Ping():
@@ -105,8 +116,9 @@ class EngineHost:
 
 def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) -> None:
     """Loads the model, says so, serves. What stops it is said before it ends."""
+    engine = None
     try:
-        engine = Engine(open_model(path), config)
+        engine = Engine(open_model(path), config, serves=True)
         kernels = engine.kernels
         lines = tuple(engine.describe())
         wire.send(Ready(engine.settings, lines, kernels.isa, kernels.threads, engine.sizing.longest))
@@ -115,10 +127,27 @@ def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) ->
         EngineHost(engine, wire).run()
     except TwostepError as error:
         wire.send(Failed(error))
+    finally:
+        if engine is not None:
+            _close(engine)
+
+
+def _close(engine: Engine) -> None:
+    """The rest of a recording is written."""
+    try:
+        engine.close()
+    except RecordingError as error:
+        _say(error)
+
+
+def _say(error: TwostepError) -> None:
+    with suppress(OSError):  # the owner, which reads it, is gone
+        print(f"twostep: {error}", file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """The first message says what to load."""
+    faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group; the owner decides when to end
         signal.signal(number, signal.SIG_IGN)
     with (

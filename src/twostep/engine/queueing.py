@@ -59,7 +59,7 @@ class QueueWatch:
     def step(self, plan: Plan, began_ns: int) -> None:
         """A step begins: until the next one those that wait do so for its reasons."""
         self._set_apart(began_ns)
-        reason = self._reason(plan) if plan.held else NO_BUDGET
+        reason = self._reason(plan) if plan.not_admitted else NO_BUDGET
         if reason.why is not self._why or self._fresh:
             self._update(began_ns)
             self._start_waiting(began_ns)
@@ -102,12 +102,12 @@ class QueueWatch:
     def _reason(self, plan: Plan) -> Reason:
         """The last that is named stops all behind it; those that wait for a prefix are passed."""
         reason, apart = NO_BUDGET, []
-        for held in plan.held:
-            self._reasons[held.reason.why] = held.reason
-            if held.reason.why is Why.SHARES_PREFIX:
-                apart.append(held.number)
+        for waiting in plan.not_admitted:
+            self._reasons[waiting.reason.why] = waiting.reason
+            if waiting.reason.why is Why.SHARES_PREFIX:
+                apart.append(waiting.number)
             else:
-                reason = held.reason
+                reason = waiting.reason
         self._apart = tuple(apart)
         return reason
 

@@ -1,10 +1,11 @@
-"""What the loop knows of the world: the clock, who asks, and whom to tell."""
+"""The engine's clock, inbox and observer of the loop."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 
+from twostep.core.cost import CostModel
 from twostep.core.loop import Command
 from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request
@@ -12,6 +13,7 @@ from twostep.engine.answer import Answer
 from twostep.engine.collector import Collector
 from twostep.engine.executor import KernelExecutor
 from twostep.engine.timekeeper import StepEnd
+from twostep.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,12 @@ class Submission:
 
 
 class EngineSurroundings:
-    """Implements `core.loop.Surroundings` in one process. The inbox may be filled from other threads."""
+    """Implements `Clock`, `Inbox` and `Observer` of `core.loop` in one process. Other threads may fill the inbox."""
 
-    def __init__(self, executor: KernelExecutor, collector: Collector) -> None:
-        self.collector = collector
-        self._executor = executor
+    def __init__(self, executor: KernelExecutor, tokenizer: Tokenizer | None, cost: CostModel) -> None:
         self._inbox: deque[Command] = deque()
+        self.collector = Collector(tokenizer, self._inbox.append, cost)
+        self._executor = executor
         self._submitted: dict[str, Submission] = {}
         self._began_ns = 0
 
@@ -44,12 +46,17 @@ class EngineSurroundings:
         """Puts a command into the inbox."""
         self._inbox.append(command)
 
+    @property
+    def has_input(self) -> bool:
+        """Whether there are commands that the loop has not received yet."""
+        return bool(self._inbox)
+
     # --- for the loop ---------------------------------------------------------------------------------------------
 
     def now(self) -> int:
         return monotonic_ns()
 
-    def hear(self) -> Iterable[Command]:
+    def receive(self) -> Iterable[Command]:
         while self._inbox:
             yield self._inbox.popleft()
 

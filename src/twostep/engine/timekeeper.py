@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from twostep.core.cost import CostModel
 from twostep.core.plan import Chunk, Preemption, Resolved, Step, StepResult
 from twostep.engine.executor import Given
 from twostep.engine.meter import Reading, StepMeter
@@ -66,8 +67,8 @@ class Times:
 class Timekeeper:
     """Hears of every step in order: `planned`, then `token` for each that it gave, then `ended`."""
 
-    def __init__(self) -> None:
-        self.meter = StepMeter()
+    def __init__(self, cost: CostModel) -> None:
+        self.meter = StepMeter(cost)
         self._times: dict[int, Times] = {}
         self._queue = QueueWatch(lambda number: times.wait if (times := self._times.get(number)) else None)
         self._before_ns: list[int] = []

@@ -7,6 +7,8 @@ from threading import Thread, current_thread
 from types import MethodType
 from typing import Any, Generic, TypeVar
 
+from twostep.processes import Owner
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -19,7 +21,10 @@ class Worker(Generic[Task, Result]):
     the process. It keeps neither owner nor `compute` alive.
     """
 
-    def __init__(self, compute: Callable[[Task], Result], *, overlap: bool) -> None:
+    def __init__(
+        self, compute: Callable[[Task], Result], *, overlap: bool, notify: Callable[[], None] | None = None
+    ) -> None:
+        """`notify` is called in the thread after each task, so that a host can wait for it beside other things."""
         self._compute: Callable[[], Callable[[Task], Result] | None] = (
             weakref.WeakMethod(compute) if isinstance(compute, MethodType) else lambda: compute
         )
@@ -28,28 +33,41 @@ class Worker(Generic[Task, Result]):
         self._results: list[Result | BaseException] = []
         self._done: SimpleQueue[None] = SimpleQueue()
         self._thread: Thread | None = None
+        self._owner = Owner("this engine")
         if overlap:
-            shared = self._compute, self._tasks, self._results, self._done
+            shared = self._compute, self._tasks, self._results, self._done, notify
             self._thread = Thread(target=_work, args=shared, name="twostep-step", daemon=True)
             self._thread.start()
-            self._end = weakref.finalize(self, _end, self._tasks, self._thread)
+            self._end = weakref.finalize(self, _end, self._tasks, self._thread, self._owner)
 
     def start(self, task: Task) -> None:
-        """Returns at once."""
+        """Returns at once. Raises `ForkedError` in a forked child."""
+        self._owner.check()
         self._results.clear()
         self._task = task
         if self._thread:
             self._tasks.put(task)
 
-    def result(self) -> Result:
-        """Of the task started last; waits for it. Raises what `compute` raised; asked again, it computes again."""
-        assert self._task is not None, "no task was started"
-        if self._thread is None:
-            return self._compute_here(self._task)
-        while not self._results:  # not the queue: an exception in here may take its entry
-            if not self._end.alive:  # the interpreter ends, and the thread has
-                return self._compute_here(self._task)
+    @property
+    def done(self) -> bool:
+        """Whether `result` need not wait for the thread: it has a result, or there is no thread to compute it."""
+        return self._thread is None or bool(self._results) or not self._end.alive  # not alive: the interpreter ends
+
+    def wait(self) -> None:
+        """Until `done`."""
+        while not self.done:  # not the queue: an exception in here may take its entry
             self._done.get()
+
+    def result(self) -> Result:
+        """Of the task started last; waits for it. Raises what `compute` raised; asked again, it computes again.
+
+        Raises `ForkedError` in a forked child, where the thread is not.
+        """
+        self._owner.check()
+        assert self._task is not None, "no task was started"
+        self.wait()
+        if not self._results:
+            return self._compute_here(self._task)
         result = self._results[0]
         if isinstance(result, BaseException):
             self.start(self._task)
@@ -73,6 +91,7 @@ def _work(
     tasks: "SimpleQueue[Task | None]",
     results: "list[Result | BaseException]",
     done: "SimpleQueue[None]",
+    notify: Callable[[], None] | None,
 ) -> None:
     while (task := tasks.get()) is not None:
         compute = method()
@@ -84,9 +103,14 @@ def _work(
             results.append(error)
         del compute, task
         done.put(None)
+        if notify is not None:
+            notify()
 
 
-def _end(tasks: "SimpleQueue[Any]", thread: Thread) -> None:
+def _end(tasks: "SimpleQueue[Any]", thread: Thread, owner: Owner) -> None:
+    """In a forked child nothing: the thread is not there."""
+    if not owner.here:
+        return
     tasks.put(None)
     if thread is not current_thread():  # which may be who lets the owner go
         thread.join()

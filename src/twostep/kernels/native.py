@@ -28,11 +28,13 @@ from twostep.kernels.lowering import (
 from twostep.kernels.quantize import fine_weights
 from twostep.kernels.sampling import Sampler
 from twostep.kernels.step import Capabilities, Ints, Slice, StepArrays, StepCancelledError
+from twostep.kernels.teams import Team
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
 from twostep.model.ops import Attention, Embed, HeadNorm, Linear, Logits, RmsNorm, Rope
 from twostep.model.quants import dequantize
 from twostep.model.tensor import Tensor, TensorType
+from twostep.processes import Owner
 
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _LARGEST_COUNT = 2**31 - 1
@@ -82,18 +84,23 @@ class NativeExecutor:
         threads = default_threads() if threads is None else _count("threads", threads)
         isa = os.environ.get("TWOSTEP_ISA", "") if isa is None else isa
         self._packed: dict[tuple[str, bool], int] = {}
+        self._owner = Owner("this executor")
         try:
             instructions = list(lower(network.ops))
             self._layout = network.kv_layout
             self._pools = kv_pools(self._layout, kv_blocks)
             self._program = self._make_program(threads, isa, shareable_kv)
+            self._team = Team(self._program)
             self._fine = fine_weights(network.ops)
             for instruction, following in zip_longest(instructions, instructions[1:]):
                 self._add(instruction, following)
-        except (LoweringError, ValueError) as error:
-            raise NativeError(str(error)) from error
-        except MemoryError as error:
-            raise NativeError("no memory for the repacked weights") from error
+        except BaseException as error:
+            self.close()  # at once, however long the error and its frames are kept
+            if isinstance(error, LoweringError | ValueError):
+                raise NativeError(str(error)) from error
+            if isinstance(error, MemoryError):
+                raise NativeError("no memory for the repacked weights") from error
+            raise
         self._logits = np.empty((1, network.shape.vocab), np.float32)
 
     @cached_property
@@ -150,6 +157,12 @@ class NativeExecutor:
         except MemoryError as error:
             raise NativeError(f"no memory for steps of {step_tokens} tokens and {logit_rows} rows of logits") from error
 
+    def close(self) -> None:
+        """Gives back weights, KV cache and threads, the latter once its samplers have gone too. It cannot be used any
+        more."""
+        self.__dict__.pop("_program", None)
+        self.__dict__.pop("_team", None)
+
     def sampler(self) -> Sampler:
         """A sampler of this vocabulary that uses this executor's threads, between its steps."""
         return Sampler(self._network.shape.vocab, program=self._program)
@@ -178,8 +191,10 @@ class NativeExecutor:
     def forward_arrays(self, step: StepArrays) -> NDArray[np.float32]:
         """See `Executor.forward_arrays`; otherwise as `forward`.
 
-        A table that names twice a block that this step only reads is not noticed here, as it is by `forward`.
+        A table that names twice a block that this step only reads is not noticed here, as it is by `forward`. Raises
+        `ForkedError` in a forked child, where the threads are not.
         """
+        self._owner.check()
         check_arrays(step, self._network.shape.vocab, len(self._pools))
         rows = len(step.logit_rows)
         logits = self._logits_for(rows)  # kept here: another thread may replace it, though its step is refused

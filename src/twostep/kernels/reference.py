@@ -69,6 +69,11 @@ class ReferenceExecutor:
         self._rounds_input_of = quantised if activations == "int8" else set()
         self._rounds_finely = fine_weights(network.ops)
 
+    def close(self) -> None:
+        """Gives back weights and KV cache. It cannot be used any more."""
+        for name in ("_caches", "_weights"):
+            self.__dict__.pop(name, None)
+
     def forward(self, slices: Sequence[Slice]) -> Floats:
         check_step(slices, self._network.shape.vocab, self._pools)
         rows = _Rows(slices, self._pools)

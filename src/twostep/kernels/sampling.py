@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from twostep.errors import InvalidParameterError, SamplingError
 from twostep.kernels import _native
+from twostep.kernels.teams import Team
+from twostep.processes import Owner
 
 MAX_LOGPROBS = 20
 """Alternatives that may be asked for, OpenAI's limit."""
@@ -135,6 +137,13 @@ class Sampler:
         check_integer("vocab", vocab, 1, MAX_TOKEN)
         check_integer("threads", threads, 1, 1024)
         self._native = _native.NativeSampler(vocab, threads if program is None else program)
+        self._owner = Owner("this sampler")
+        self._team = Team(self._native)
+
+    def close(self) -> None:
+        """Gives back memory and threads. It cannot be used any more."""
+        self.__dict__.pop("_native", None)
+        self.__dict__.pop("_team", None)
 
     def sample(self, logits: NDArray[np.float32], rows: Sequence[SampleRow]) -> list[Sampled | SamplingError]:
         """Chooses a token for each row from logits of shape (rows, vocab), C-contiguous; they are only read.
@@ -142,8 +151,9 @@ class Sampler:
         A row's result depends on that row alone, bit for bit. A row that cannot be sampled (NaN or +infinity in its
         logits, nothing allowed by its mask, a token that the vocabulary lacks) yields a `SamplingError` in its place;
         the others go on. Raises `ValueError` or `TypeError` for arrays of wrong shape or type, `InvalidParameterError`
-        for a missing seed.
+        for a missing seed, `ForkedError` in a forked child.
         """
+        self._owner.check()
         results = self._native.sample(logits, list(rows))
         return [SamplingError(result) if isinstance(result, str) else Sampled._make(result) for result in results]
 

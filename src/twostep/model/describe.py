@@ -9,9 +9,8 @@ from twostep.errors import ModelFileError
 from twostep.model.families import load_network
 from twostep.model.gguf import GgufFile, read_gguf
 from twostep.model.metadata import Metadata, Value
-from twostep.model.template import TEMPLATE_KEY
 from twostep.model.tokenizer import supported_pre
-from twostep.model.vocabulary import read_vocabulary
+from twostep.model.vocabulary import TEMPLATE_KEY, read_vocabulary
 
 _SAMPLING = "general.sampling."  # keys under which files keep what `generation_config.json` recommends
 _MIB = 1 << 20
@@ -70,6 +69,7 @@ def _tokenizer(file: GgufFile) -> Iterator[tuple[str, str]]:
     vocabulary = read_vocabulary(metadata)
     special = len(vocabulary.control) + len(vocabulary.user_defined)
     yield "vocabulary", f"{len(vocabulary.tokens)} tokens, {special} of them special"
+    yield from (("put right", note) for note in vocabulary.notes())
     yield "begins with", _tokens(vocabulary.tokens, [vocabulary.bos_id] if vocabulary.adds_bos else [])
     yield "ends at", _tokens(vocabulary.tokens, sorted(vocabulary.eos_ids))
     yield "sampling", _sampling(metadata)

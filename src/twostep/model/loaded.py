@@ -22,6 +22,11 @@ class LoadedModel:
     file: GgufFile
     network: Network
 
+    def close(self) -> None:
+        """Ends the template's process, if there is one. The template can no longer be used, all else can."""
+        if (template := self.__dict__.get("template")) is not None:
+            template.close()
+
     @property
     def path(self) -> Path:
         return self.file.path

@@ -1,7 +1,10 @@
 """Text to token ids and back, for byte-level BPE: the vocabulary from a weight file, the merging by `tokenizers`."""
 
-from collections.abc import Iterable
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Merger
@@ -22,6 +25,9 @@ class Tokenizer:
         self._plain = _merger(bpe, pre, [])
         self._marked = _merger(bpe, pre, self._special.values())
         self._exact = _merger(bpe, pre, [], normalized=False)
+        kept_whole = vocabulary.user_defined.values()
+        self._kept_whole = _merger(bpe, pre, kept_whole) if kept_whole else self._plain
+        self._control_ids = {text: id_ for id_, text in vocabulary.control.items()}
 
     @property
     def vocab_size(self) -> int:
@@ -44,8 +50,8 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool, add_bos: bool | None = None) -> list[int]:
         """Token ids of `text`.
 
-        With `special`, the text of a control or user-defined token is that token (a rendered chat template); without,
-        it is ordinary text (whatever a user wrote). `add_bos` None does what the file says. Bytes that the vocabulary
+        With `special`, the text of a control or user-defined token is that token; without, it is ordinary text.
+        `add_bos` None does what the file says. Bytes that the vocabulary
         lacks leave no token, as when the model was trained (SmolLM2: some control characters).
         Raises `TwostepError` for text that is not Unicode (a lone surrogate), or if the model has no BOS to add.
         """
@@ -69,6 +75,53 @@ class Tokenizer:
         missing = self.missing_bytes
         known = next((at for at, character in enumerate(text) if not missing.isdisjoint(character.encode())), len(text))
         return self._exact.encode_batch_fast([text[:known]], add_special_tokens=False)[0].ids
+
+    def encode_raw(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
+        """Token ids of a text without a chat template. Without `parse_special` it may hold no control tokens."""
+        return self.encode_given(text, [] if parse_special else [(0, len(text))], add_bos=add_bos)
+
+    def encode_given(self, text: str, given: Sequence[tuple[int, int]], *, add_bos: bool | None = None) -> list[int]:
+        """Token ids of `text` of which some parts, from start to stop and in order, are not to be trusted.
+
+        The text of a control token is that token only where no character of it is `given`; that of a user-defined
+        token is always that token. So the ids are those of `encode` with `special` unless there is a control token in
+        what is given. `add_bos` and errors are those of `encode`.
+        """
+        if not self._is_forged(text, given):
+            return self.encode(text, special=True, add_bos=add_bos)
+        _check_unicode(text)
+        texts, control = self._apart(text, given)
+        encoded = self._kept_whole.encode_batch_fast(texts, add_special_tokens=False)
+        ids = [encoded[0].ids, *([id_, *after.ids] for id_, after in zip(control, encoded[1:], strict=True))]
+        return [*self._bos(add_bos), *chain.from_iterable(ids)]
+
+    def _is_forged(self, text: str, given: Sequence[tuple[int, int]]) -> bool:
+        """Whether a control token's text has a character of what is given."""
+        stops = [stop for _, stop in given]
+        for token in self._control_ids:
+            start = text.find(token)
+            while start >= 0:
+                after = bisect_right(stops, start)  # the first part that ends behind the token's begin
+                if after < len(given) and given[after][0] < start + len(token):
+                    return True
+                start = text.find(token, start + 1)
+        return False
+
+    def _apart(self, text: str, given: Sequence[tuple[int, int]]) -> tuple[list[str], list[int]]:
+        """The texts between control tokens that are not given, and the ids of these tokens."""
+        edges = [0, *chain.from_iterable(given), len(text)]
+        texts, control, end = [], [], 0
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            for match in self._control_pattern.finditer(text, start, stop):
+                texts.append(text[end : match.start()])
+                control.append(self._control_ids[match[0]])
+                end = match.end()
+        return [*texts, text[end:]], control
+
+    @cached_property
+    def _control_pattern(self) -> "re.Pattern[str]":
+        """Of control tokens that begin at the same place the longest is found, as in the library."""
+        return re.compile("|".join(map(re.escape, sorted(self._control_ids, key=len, reverse=True))))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD. `skip_special` leaves control tokens out."""

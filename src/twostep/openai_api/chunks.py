@@ -1,6 +1,5 @@
 """Streamed replies as server-sent events, each made ready to be sent: bytes of which only what is new is encoded."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from twostep.engine.collector import Delta
 from twostep.engine.outputs import RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
+from twostep.openai_api.json_text import encode, plain
 from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs
 from twostep.openai_api.requests import ApiRequest, StreamedUsage
 from twostep.openai_api.responses import ID_PREFIX, usage
@@ -21,7 +21,6 @@ DONE = b"data: [DONE]\n\n"
 """The last event of every stream."""
 
 _OBJECT = {"chat": "chat.completion.chunk", "completion": "text_completion"}
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass
@@ -67,7 +66,7 @@ class Chunks:
             "created": created_s,
             "model": request.model,
         }
-        self._head = f'data: {_encode(head)[:-1]},"choices":['
+        self._head = f'data: {encode(head)[:-1]},"choices":['
 
     def delta(self, prompt: int, delta: Delta) -> bytes:
         """What is new of a choice of this prompt, by number; nothing where there is nothing to see. The first chunk of
@@ -107,7 +106,7 @@ class Chunks:
         if self._request.usage is StreamedUsage.NO:
             return DONE
         counted = {"usage": usage([*self._outputs.values()]), **self._timings()}
-        return f"{self._head}],{_encode(counted)[1:]}\n\n".encode() + DONE
+        return f"{self._head}],{encode(counted)[1:]}\n\n".encode() + DONE
 
     # --- chunks ---------------------------------------------------------------------------------------------------
 
@@ -125,8 +124,8 @@ class Chunks:
 
     def _chunk(self, choice: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> bytes:
         tail = {**self._usage(), **(more or {})}
-        rest = f",{_encode(tail)[1:]}" if tail else "}"
-        return f"{self._head}{_encode(choice)}]{rest}\n\n".encode()
+        rest = f",{encode(tail)[1:]}" if tail else "}"
+        return f"{self._head}{encode(choice)}]{rest}\n\n".encode()
 
     def _chat(self, choice: _Choice, piece: Mapping[str, Any]) -> dict[str, Any]:
         role = {} if choice.begun else {"role": "assistant"}
@@ -139,8 +138,13 @@ class Chunks:
     def _logprobs(self, tokens: Sequence[PlacedToken]) -> dict[str, Any] | None:
         if not tokens:
             return None
-        is_chat = self._request.kind == "chat"
-        return (chat_logprobs if is_chat else completion_logprobs)(tokens, self._tokenizer)
+        entries = [token.entry for token in tokens]
+        if self._request.kind == "chat":
+            made = chat_logprobs(entries, self._tokenizer)
+        else:
+            made = completion_logprobs(entries, (token.offset for token in tokens), self._tokenizer)
+        shown: dict[str, Any] = plain(made)
+        return shown
 
     def _token_ids(self, choice: _Choice, prompt: int, delta: Delta) -> dict[str, Any]:
         first = {} if choice.begun else {"prompt_token_ids": self._request.prompts[prompt]}
@@ -180,4 +184,4 @@ def _chat_piece(index: int, piece: Mapping[str, Any]) -> dict[str, Any]:
 
 def error_event(error: ApiError) -> bytes:
     """What went wrong in mid-stream."""
-    return f"data: {json.dumps(error.body())}\n\n".encode()
+    return f"data: {encode(error.body())}\n\n".encode()

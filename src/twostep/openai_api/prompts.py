@@ -2,11 +2,13 @@
 
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from twostep.engine.conversation import read_messages
 from twostep.engine.refusals import shown
 from twostep.model.loaded import LoadedModel
+from twostep.model.template import RenderedPrompt
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.fields import Fields
@@ -26,30 +28,32 @@ def chat_prompt(
     fields: Fields, model: LoadedModel, tools: Tools | None = None, check_text: TextCheck | None = None
 ) -> Tokens:
     """Tokens of `messages`. The template writes the beginning-of-sequence token, unless `add_special_tokens` asks for
-    one more, as in vLLM. `tools` are said by the template, or in the system message if it knows none. `check_text` is
-    asked before the text is tokenised."""
-    messages = called_messages(read_messages(fields.take("messages"), "messages"), model.template)
+    one more, as in vLLM. Control tokens in the request are text, unless `parse_special` is true. `tools` are said by
+    the template, or in the system message if it knows none. `check_text` is asked before the text is tokenised."""
+    asked = called_messages(read_messages(fields.take("messages"), "messages"), model.template)
     variables = {**_reasoning(fields), **_template_variables(fields.take("chat_template_kwargs", {}))}
-    if tools and knows_tools(model.template):
-        variables = {**variables, "tools": tools.definitions}
-    elif tools:
-        messages = with_tools_said(messages, tools)
+    known = tools is not None and knows_tools(model.template)
+    messages = with_tools_said(asked, tools) if tools and not known else asked
+    render = partial(
+        model.template.render,
+        tools=tools.definitions if tools and known else None,
+        variables=variables,
+        added=len(messages) - len(asked),
+    )
     goes_on = fields.flag("continue_final_message")
     generation = fields.flag("add_generation_prompt", not goes_on)
     if goes_on and generation:
         problem = "continue_final_message and add_generation_prompt are both true; an answer either goes on or begins"
         raise ApiError(problem, param="continue_final_message")
-    if goes_on:
-        text = _unfinished(messages, model, variables)
-    else:
-        text = model.template.render(messages, add_generation_prompt=generation, **variables)
+    prompt = _unfinished(messages, render) if goes_on else render(messages, add_generation_prompt=generation)
     if check_text:
-        check_text(text, "messages")
-    tokens = model.tokenizer.encode(text, special=True, add_bos=fields.flag("add_special_tokens"))
+        check_text(prompt.text, "messages")
+    add_bos, parse_special = fields.flag("add_special_tokens"), fields.flag("parse_special")
+    tokens = model.tokenizer.encode_given(prompt.text, [] if parse_special else prompt.given, add_bos=add_bos)
     return _not_empty(tokens, "messages")
 
 
-def _unfinished(messages: list[dict[str, Any]], model: LoadedModel, variables: Mapping[str, Any]) -> str:
+def _unfinished(messages: list[dict[str, Any]], render: Callable[..., RenderedPrompt]) -> RenderedPrompt:
     """The conversation up to the end of the last message's content, without what the template writes after it."""
     *before, last = messages
     if not last["content"]:
@@ -57,11 +61,11 @@ def _unfinished(messages: list[dict[str, Any]], model: LoadedModel, variables: M
         raise ApiError(problem, param="messages")
     mark = secrets.token_hex(16)
     marked = [*before, {**last, "content": last["content"] + mark}]
-    text, found, _ = model.template.render(marked, add_generation_prompt=False, **variables).partition(mark)
-    if not found:
+    prompt = render(marked, add_generation_prompt=False).before(mark)
+    if prompt is None:
         problem = "continue_final_message is true; the chat template does not show the last message's content as it is"
         raise ApiError(problem, param="continue_final_message")
-    return text
+    return prompt
 
 
 def completion_prompts(fields: Fields, tokenizer: Tokenizer, room: Room | None = None) -> tuple[Tokens, ...]:
@@ -69,6 +73,7 @@ def completion_prompts(fields: Fields, tokenizer: Tokenizer, room: Room | None =
     What is beyond `room` is refused before anything is tokenised."""
     prompt = fields.take("prompt")
     add_bos = None if fields.flag("add_special_tokens", True) else False
+    parse_special = fields.flag("parse_special", True)
     several = isinstance(prompt, list) and prompt and not _is_id(prompt[0])
     prompts = prompt if several else [prompt]
     if len(prompts) > MAX_PROMPTS:
@@ -76,7 +81,7 @@ def completion_prompts(fields: Fields, tokenizer: Tokenizer, room: Room | None =
     if room:
         for member in prompts:
             _check_length(member, room)
-    return tuple(_tokens(member, tokenizer, add_bos) for member in prompts)
+    return tuple(_tokens(member, tokenizer, add_bos, parse_special) for member in prompts)
 
 
 def _check_length(prompt: object, room: Room) -> None:
@@ -86,9 +91,9 @@ def _check_length(prompt: object, room: Room) -> None:
         room.check_ids(prompt, "prompt")
 
 
-def _tokens(prompt: object, tokenizer: Tokenizer, add_bos: bool | None) -> Tokens:
+def _tokens(prompt: object, tokenizer: Tokenizer, add_bos: bool | None, parse_special: bool) -> Tokens:
     if isinstance(prompt, str):
-        return _not_empty(tokenizer.encode(prompt, special=True, add_bos=add_bos), "prompt")
+        return _not_empty(tokenizer.encode_raw(prompt, parse_special=parse_special, add_bos=add_bos), "prompt")
     allowed = "a string, a list of token ids, or a list of these"
     return _not_empty(token_ids(prompt, "prompt", tokenizer, allowed), "prompt")
 

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from twostep.engine.logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
-from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs
+from twostep.openai_api.json_text import Many, plain
+from twostep.openai_api.logprobs import chat_logprobs, completion_logprobs, text_offsets
 from twostep.openai_api.requests import ApiRequest
 from twostep.openai_api.timings import timings
 from twostep.openai_api.tool_calls import call_prefix, finish_reason, parse_tool_calls
@@ -24,8 +26,23 @@ def response_body(
     created_s: int,
     received_ns: int | None = None,
 ) -> dict[str, Any]:
-    """The reply to `request`; `outputs` are those of its prompts, in their order. `unique` makes the reply's id.
-    `received_ns` as in `timings`.
+    """`sliced_body` with lists in place of each `Many`. Raises `ApiError`."""
+    body = sliced_body(request, outputs, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
+    made: dict[str, Any] = plain(body)
+    return made
+
+
+def sliced_body(
+    request: ApiRequest,
+    outputs: Sequence[RequestOutput],
+    tokenizer: Tokenizer,
+    *,
+    unique: str,
+    created_s: int,
+    received_ns: int | None = None,
+) -> dict[str, Any]:
+    """The reply to `request`, its long lists as `Many`; `outputs` are those of its prompts, in their order. `unique`
+    makes the reply's id. `received_ns` as in `timings`.
 
     Raises `ApiError` with status 500 if an answer did not come to its end.
     """
@@ -37,11 +54,11 @@ def response_body(
         "object": OBJECT[request.kind],
         "created": created_s,
         "model": request.model,
-        "choices": [
+        "choices": Many(
             _choice(request, output, choice, tokenizer, unique, number * request.params.n + choice.index)
             for number, output in enumerate(outputs)
             for choice in output.choices
-        ],
+        ),
         "usage": usage(outputs),
         "timings": timings(outputs, received_ns),
     }
@@ -79,8 +96,8 @@ def _chat_choice(request: ApiRequest, choice: ChoiceOutput, tokenizer: Tokenizer
         parsed = parse_tool_calls(choice.text, id_prefix, request.functions)
         message |= {"content": parsed.content} | ({"tool_calls": parsed.tool_calls} if parsed.tool_calls else {})
         reason = finish_reason(reason, len(parsed.tool_calls))
-    tokens = _shown_tokens(request, choice, tokenizer)
-    logprobs = None if tokens is None else chat_logprobs(tokens, tokenizer)
+    entries = _shown(request, choice, tokenizer)
+    logprobs = None if entries is None else chat_logprobs(entries, tokenizer)
     return {"message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
@@ -89,14 +106,18 @@ def _completion_choice(
 ) -> dict[str, Any]:
     skip_special = request.params.skip_special_tokens
     prompt = tokenizer.decode(output.prompt_token_ids, skip_special=skip_special) if request.echo else ""
-    tokens = _shown_tokens(request, choice, tokenizer)
-    logprobs = None if tokens is None else completion_logprobs(tokens, tokenizer)
+    entries, logprobs = _shown(request, choice, tokenizer), None
+    if entries is not None:
+        logprobs = completion_logprobs(entries, text_offsets(entries, tokenizer, skip_special), tokenizer)
     return {"text": prompt + choice.text, "logprobs": logprobs}
 
 
-def _shown_tokens(request: ApiRequest, choice: ChoiceOutput, tokenizer: Tokenizer) -> list[PlacedToken] | None:
-    """None where no log-probabilities were asked for."""
-    if choice.logprobs is None:
-        return None
-    tokens = ShownTokens(tokenizer, request.params.skip_special_tokens)
-    return tokens.push(choice.logprobs, choice.text) + tokens.end(choice.stop_reason)
+def _shown(request: ApiRequest, choice: ChoiceOutput, tokenizer: Tokenizer) -> Sequence[TokenLogprobs] | None:
+    """The log-probabilities of those tokens that the text has: none that begins in a stop string or after it, as in
+    `ShownTokens`. None where none were asked for."""
+    entries = choice.logprobs
+    if entries is None or not isinstance(choice.stop_reason, str):
+        return entries
+    offsets = text_offsets(entries, tokenizer, request.params.skip_special_tokens)
+    count = sum(offset < len(choice.text) for offset in offsets)
+    return entries.truncated(count) if isinstance(entries, PackedLogprobs) else entries[:count]

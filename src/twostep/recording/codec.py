@@ -4,13 +4,13 @@ Lines of JSON. The first is an object: format, version, settings, about. Each fu
 `[times, before, during, result, plan]`, or `[times, before]` if it served no step.
 
     times     ns; each time that the loop asked for, as difference to the one before it
-    before    what was heard before the step was decided: requests and aborts, in order
-    during    what was heard while it ran
+    before    what was received before the step was decided: requests and aborts, in order
+    during    what was received while it ran
     request   ["+", id, prompt tokens, max tokens, hashes, priority, choices, arrived tokens]
     abort     ["-", id, choice or null]
     result    [ns, [[sequence, tokens, finished or null, drafts], ...], [[sequence, hashes], ...], failed]
     hashes    base64 of all, one after the other
-    plan      the fields of `Plan` in their order
+    plan      the fields of `Plan` in their order, without `next_wake_ns`, which only a plan without a step has
 
 `decode` undoes `encode`, and the other way round. What is read is checked: `RecordingError` names the field.
 """
@@ -19,15 +19,16 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from json import JSONEncoder
 
-from twostep.core.hashing import HASH_BYTES
+from twostep.core.blocks import HASH_BYTES
+from twostep.core.cost import StepShape
 from twostep.core.loop import Abort, Command
-from twostep.core.plan import Admission, Chunk, Held, Outcome, Plan, Preemption, StepResult
+from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption, SliceOutcome, StepResult
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
-from twostep.core.step_time import StepShape
 from twostep.recording.values import flag, many, record, text, whole, wholes, wrong
 
-FORMAT = 1
+FORMAT = 2
+"""1 had four numbers for a step's shape, and other names of reasons."""
 
 _to_json = JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
@@ -111,12 +112,12 @@ def decode_result(value: object) -> StepResult:
     )
 
 
-def _decode_outcome(value: object) -> tuple[int, Outcome]:
+def _decode_outcome(value: object) -> tuple[int, SliceOutcome]:
     number, tokens, finished, drafts = record(value, "outcome", 4)
     reason = None if finished is None else _decode_finish(finished)
     return (
         whole(number, "outcome: sequence", 1),
-        Outcome(whole(tokens, "outcome: tokens", 1), reason, whole(drafts, "outcome: drafts")),
+        SliceOutcome(whole(tokens, "outcome: tokens", 1), reason, whole(drafts, "outcome: drafts")),
     )
 
 
@@ -144,15 +145,15 @@ def encode_plan(plan: Plan) -> list[object]:
         [(number, lost, _encode_reason(reason)) for number, lost, reason in plan.preemptions],
         plan.admissions,
         [(*chunk[:3], int(chunk.samples), _encode_reason(chunk.reason), *chunk[5:]) for chunk in plan.chunks],
-        [(number, _encode_reason(reason)) for number, reason in plan.held],
-        (plan.shape.tokens, plan.shape.pairs, plan.shape.sampled, plan.shape.sequences),
+        [(number, _encode_reason(reason)) for number, reason in plan.not_admitted],
+        plan.shape,
         plan.predicted_ns,
     ]
 
 
 def decode_plan(value: object) -> Plan:
     fields = record(value, "plan", 10)
-    step, changes, decoding, open_, preemptions, admissions, chunks, held, shape, predicted_ns = fields
+    step, changes, decoding, open_, preemptions, admissions, chunks, not_admitted, shape, predicted_ns = fields
     return Plan(
         whole(step, "plan: step", 1),
         whole(changes, "plan: changes"),
@@ -161,8 +162,8 @@ def decode_plan(value: object) -> Plan:
         tuple(_decode_preemption(item) for item in many(preemptions, "plan: preemptions")),
         tuple(_decode_admission(item) for item in many(admissions, "plan: admissions")),
         tuple(_decode_chunk(item) for item in many(chunks, "plan: chunks")),
-        tuple(_decode_held(item) for item in many(held, "plan: held")),
-        StepShape(*(whole(count, "plan: shape") for count in record(shape, "plan: shape", 4))),
+        tuple(_decode_not_admitted(item) for item in many(not_admitted, "plan: not admitted")),
+        StepShape(*(whole(count, "plan: shape") for count in record(shape, "plan: shape", len(StepShape._fields)))),
         None if predicted_ns is None else whole(predicted_ns, "plan: predicted ns"),
     )
 
@@ -202,6 +203,6 @@ def _decode_chunk(value: object) -> Chunk:
     )
 
 
-def _decode_held(value: object) -> Held:
-    number, reason = record(value, "held", 2)
-    return Held(whole(number, "held: sequence"), _decode_reason(reason))
+def _decode_not_admitted(value: object) -> NotAdmitted:
+    number, reason = record(value, "not admitted", 2)
+    return NotAdmitted(whole(number, "not admitted: sequence"), _decode_reason(reason))

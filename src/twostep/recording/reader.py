@@ -10,6 +10,7 @@ from typing import BinaryIO
 from twostep.core.loop import Command
 from twostep.core.plan import Plan, StepResult
 from twostep.errors import RecordingError
+from twostep.input_file import InputFile
 from twostep.recording.codec import decode_command, decode_plan, decode_result
 from twostep.recording.header import Header, decode_header
 from twostep.recording.values import many, record, whole, wrong
@@ -36,26 +37,27 @@ class Turn:
 
 
 class Recording:
-    """A recording's header, read at once, and its turns. Raises `RecordingError`, or `OSError` if there is no file."""
+    """A recording's header, read at once, and its turns. Raises `RecordingError`, or `OSError` if there is no file.
+    A pipe will do, and - for standard input."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._file = InputFile(path)
         self.torn_line: int | None = None
         """The last line if it is cut off, as when the recording process was killed; known once all turns are read."""
-        with path.open("rb") as file:
+        with self._file.open() as file:
             line = file.readline(LONGEST_HEADER_BYTES)
         with self.naming(1):
             self.header = _read_header(line)
 
     def turns(self) -> Iterator[Turn]:
         """In order, from the first, each checked. A last line that is cut off is left out."""
-        with self.path.open("rb") as file:
+        with self._file.open() as file:
             file.readline()
             yield from self._turns(file)
 
     def naming(self, line: int) -> "_Naming":
         """A context in which a `RecordingError` gets file and line put before it."""
-        return _Naming(f"{self.path}, line {line}")
+        return _Naming(f"{self._file}, line {line}")
 
     def _turns(self, file: BinaryIO) -> Iterator[Turn]:
         last_ns = 0

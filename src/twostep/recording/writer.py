@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
-from twostep.core.loop import Command, Surroundings
+from twostep.background import BackgroundWriter
+from twostep.core.loop import Clock, Command, Inbox, Observer
 from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.errors import RecordingError
@@ -13,26 +15,33 @@ from twostep.recording.codec import encode_command, encode_plan, encode_result, 
 from twostep.recording.header import encode_header, new_header
 from twostep.settings import Settings
 
+BUFFER_BYTES = 64 << 20
+"""What a disk may be behind: some hundred thousand steps of few sequences."""
+
 
 class Recorder:
     """A new file at `path`; `about` names the run: model, machine.
 
-    A line a turn, handed to the operating system at once: whenever the process dies, what it wrote can be read.
-    Raises `RecordingError` if the file exists, `OSError` if it cannot be written.
+    A line a turn, written by a thread of its own: the loop never waits for the disk, and when the process is killed,
+    the file lacks at most the last moments. Raises `RecordingError` if the file exists, `OSError` if it cannot be
+    written.
     """
 
     def __init__(self, path: Path, settings: Settings, about: Mapping[str, str]) -> None:
         try:
-            self._file = path.open("xb", buffering=0)
+            file = path.open("xb", buffering=0)
         except FileExistsError as error:
             problem = f"{path} exists; a recording never takes its place, give --record another name"
             raise RecordingError(problem) from error
+        self._path = path
         self._last_ns = 0
         self._failed = False
-        self._write(encode_header(new_header(settings, about)))
+        with file:
+            file.write(to_bytes(encode_header(new_header(settings, about))) + b"\n")
+            self._writer = BackgroundWriter(file.fileno(), BUFFER_BYTES)
 
     def turn(self, times_ns: Sequence[int], before: Sequence[Command]) -> None:
-        """One that heard something but served no step."""
+        """One that received commands but served no step."""
         self._write([self._differences(times_ns), [*map(encode_command, before)]])
 
     def step(
@@ -53,17 +62,23 @@ class Recorder:
         return differences
 
     def _write(self, value: object) -> None:
-        """Where the file takes no more, the recording ends: the error is raised once, the run may go on without it."""
-        if self._failed:
-            return
-        try:
-            self._file.write(to_bytes(value) + b"\n")
-        except OSError as error:
-            self._failed = True
-            raise RecordingError(f"{self._file.name}: {error.strerror}; the recording ends here") from error
+        """Raises `RecordingError` once if an earlier line could not be written, or too many wait for the disk: the
+        recording ends there, and the run may go on without it."""
+        if not self._failed and not self._writer.write(to_bytes(value) + b"\n"):
+            self._fail()
+
+    def _fail(self) -> NoReturn:
+        self._failed = True
+        error = self._writer.error
+        why = error.strerror if error else "the disk does not keep up"
+        raise RecordingError(f"{self._path}: {why}; the recording ends here") from error
 
     def close(self) -> None:
-        self._file.close()
+        """Writes the rest, unless the disk is stuck. Raises `RecordingError` if not all of it could be written and no
+        line before said so."""
+        written = self._writer.close() and not self._writer.error
+        if not written and not self._failed:
+            self._fail()
 
     def __enter__(self) -> "Recorder":
         return self
@@ -73,14 +88,15 @@ class Recorder:
 
 
 class RecordedSurroundings:
-    """Surroundings of a loop, passed through; the recorder gets what the loop was told and what it decided.
+    """Clock, inbox and observer of a loop, passed through; the recorder gets what the loop was told and what it
+    decided.
 
-    Turns that heard nothing and served no step leave no trace: they change nothing. A turn that an exception ended
-    early and that was taken up again is recorded as one that was not disturbed.
+    Turns that received nothing and served no step leave no trace: they change nothing. A turn that an exception ended
+    early and that was continued is recorded as one that was not interrupted.
     """
 
-    def __init__(self, around: Surroundings, recorder: Recorder) -> None:
-        self._around, self._recorder = around, recorder
+    def __init__(self, clock: Clock, inbox: Inbox, observer: Observer, recorder: Recorder) -> None:
+        self._clock, self._inbox, self._observer, self._recorder = clock, inbox, observer, recorder
         self._times_ns: list[int] = []
         self._settled = 1
         """How many of the times are past: of the loop's first plan, of commands, of the step's begin. Those after them
@@ -90,36 +106,36 @@ class RecordedSurroundings:
         self._computing = False
 
     def now(self) -> int:
-        now = self._around.now()
+        now = self._clock.now()
         self._times_ns.append(now)
         return now
 
-    def hear(self) -> Iterator[Command]:
-        """The loop hears before it decides a step, and again while that is computed."""
+    def receive(self) -> Iterator[Command]:
+        """The loop receives commands before it decides a step, and again while that is computed."""
         del self._times_ns[self._settled :]
         heard = self._during if self._computing else self._before
-        for command in self._around.hear():
+        for command in self._inbox.receive():
             heard.append(command)
             yield command
             self._settled = len(self._times_ns)
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
-        self._around.added(request, numbers, now)
+        self._observer.added(request, numbers, now)
 
     def refused(self, request: Request, why: str, now: int) -> None:
-        self._around.refused(request, why, now)
+        self._observer.refused(request, why, now)
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
-        self._around.aborted(finished, now)
+        self._observer.aborted(finished, now)
 
     def began(self, step: Step, now: int) -> None:
         self._computing = True
         self._settled = len(self._times_ns)
-        self._around.began(step, now)
+        self._observer.began(step, now)
 
     def catch_up(self) -> None:
         """Without a step being computed it is the end of a turn that served none."""
-        self._around.catch_up()
+        self._observer.catch_up()
         if self._before and not self._computing:
             try:
                 self._recorder.turn(self._times_ns, self._before)
@@ -127,7 +143,7 @@ class RecordedSurroundings:
                 self._begin_turn()
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
-        self._around.ended(step, result, resolved, now)
+        self._observer.ended(step, result, resolved, now)
         try:
             self._recorder.step(self._times_ns, self._before, self._during, result, step.plan)
         finally:

@@ -8,6 +8,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostep.errors import TwostepError
 from twostep.server.completions import Completions
@@ -17,7 +18,8 @@ from twostep.server.health import Health
 from twostep.server.limits import Gate
 from twostep.server.models import Models
 from twostep.server.observe import CountReplies, Observations
-from twostep.server.openapi import serve_document, serve_page
+from twostep.server.openapi import Document, serve_page
+from twostep.server.origins import LOCAL_ORIGINS, OriginGuard
 from twostep.server.state import ServerState
 from twostep.server.tokens import Tokens
 
@@ -26,9 +28,10 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
     """The application. `connections` counts those that are open, where they are limited."""
     routes = _routes(state)
     counting = Middleware(CountReplies, state=state, paths=[route.path for route in routes])
+    under = [Middleware(RootPath, root=state.config.root_path)] if state.config.root_path else []
     app = Starlette(
         routes=routes,
-        middleware=[counting, *_middleware(state, connections)],
+        middleware=[*under, counting, *_middleware(state, connections)],
         exception_handlers={
             TwostepError: on_twostep_error,
             ClientGoneError: on_client_gone,
@@ -43,7 +46,7 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
 
 def _routes(state: ServerState) -> list[Route]:
     completions, models, tokens, health = Completions(state), Models(state), Tokens(state), Health(state)
-    observations = Observations(state)
+    observations, root = Observations(state), state.config.root_path
     return [
         Route("/v1/chat/completions", completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -57,25 +60,44 @@ def _routes(state: ServerState) -> list[Route]:
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/metrics", observations.metrics),
-        Route("/openapi.json", serve_document),
+        Route("/openapi.json", Document(root), methods=["GET"]),
         Route("/docs", serve_page),
-        Route("/", RedirectResponse("/docs"), methods=["GET"]),
+        Route("/", RedirectResponse(f"{root}/docs" if root else "docs"), methods=["GET"]),
     ]
+
+
+class RootPath:
+    """Middleware, the outermost: removes the proxy's path prefix where the proxy has not removed it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app, self._root = app, root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._root}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._root) or "/"}
+        await self._app(scope, receive, send)
 
 
 def _middleware(state: ServerState, connections: Callable[[], int]) -> list[Middleware]:
     """From the outside in: a browser has to see why it was refused."""
     config = state.config
-    layers = [
-        Middleware(Gate, api_keys=config.api_keys, connections=connections, max_connections=config.max_connections)
-    ]
-    if config.cors_origins:
+    gate = Middleware(Gate, api_keys=config.api_keys, connections=connections, max_connections=config.max_connections)
+    guard = Middleware(
+        OriginGuard,
+        hosts=config.hosts,
+        allowed_hosts=config.allowed_hosts,
+        origins=config.cors_origins,
+        loopback=state.loopback,
+    )
+    layers = [guard, gate]
+    if config.cors_origins or state.loopback:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
+            allow_origin_regex=LOCAL_ORIGINS if state.loopback else None,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients send many of their own, such as x-stainless-os
             expose_headers=["X-Request-Id"],
         )
-        layers.insert(0, cors)
+        layers.insert(1, cors)
     return layers

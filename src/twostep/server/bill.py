@@ -79,6 +79,21 @@ class _End(NamedTuple):
     choice: int
 
 
+def last_bill(reply: Reply) -> ChoiceBill | None:
+    """Of the choice that ended last, with which the reply could end; the others' are not made. None without a choice.
+    Raises `ValueError` as `choice_bills`."""
+    choices = [(prompt, choice) for prompt, output in reply.by_prompt() for choice in output.choices]
+    if not choices:
+        return None
+    last = max(_End(_finish_ns(reply, choice.timeline), prompt, choice.index) for prompt, choice in choices)
+    return _choice_bill(reply, *max(choices, key=lambda one: _ended(reply, one[1].timeline)), last)
+
+
+def _ended(reply: Reply, line: Timeline) -> tuple[int, int]:
+    """Sorts choices by their last token, then by their end."""
+    return (line.token_ns[-1] if line.token_ns else 0, max(reply.sent_ns, _finish_ns(reply, line)))
+
+
 def _choice_bill(reply: Reply, prompt: int, choice: ChoiceOutput, last: _End) -> ChoiceBill:
     line = choice.timeline
     tokens = line.token_ns

@@ -6,6 +6,7 @@ until nobody works on them, and few threads. Short ones have threads of their ow
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,7 +16,9 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from twostep.openai_api.errors import ApiError
+from twostep.server import long_json
 from twostep.server.flights import ClientGoneError
+from twostep.server.inflating import inflater
 
 READ_S = 60.0
 """How long a client may take to send a body."""
@@ -46,10 +49,11 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator["Body"]:
-        """For the block's time, or until it is understood. Raises `ApiError` (413, 408 or 429), `ClientGoneError`."""
+        """For the block's time, or until it is understood. Raises `ApiError`, `ClientGoneError`."""
         announced = request.headers.get("content-length", "")
         if announced.isdecimal():
             self._check_length(int(announced))
+        _check_type(request.headers.get("content-type", ""))
         body = Body(self)
         try:
             await body.fill(request)
@@ -86,7 +90,7 @@ class Bodies:
 
     def _check_length(self, length: int) -> None:
         if length > self._max_bytes:
-            problem = f"the body is too long; at most {self._max_bytes} bytes are read"
+            problem = f"the body is too long; at most {self._max_bytes} bytes are read, counted uncompressed"
             raise ApiError(problem, status=413, code="body_too_long")
 
 
@@ -104,13 +108,24 @@ class Body:
         """Reads it. Raises `ApiError`, `ClientGoneError`."""
         try:
             async with asyncio.timeout(READ_S):
+                compressed = inflater(request.headers.get("content-encoding", ""))
                 async for piece in request.stream():
-                    self._bodies.hold(self, len(self._content) + len(piece))
-                    self._content += piece
+                    if compressed is None:
+                        self._add(piece)
+                        continue
+                    async for part in compressed.parts(piece):
+                        self._add(part)
+                if compressed is not None:
+                    compressed.end()
         except TimeoutError:
             raise ApiError(f"the body did not come within {READ_S:.0f} s", status=408) from None
         except ClientDisconnect:
             raise ClientGoneError from None
+
+    def _add(self, piece: bytes) -> None:
+        """Raises `ApiError`."""
+        self._bodies.hold(self, len(self._content) + len(piece))
+        self._content += piece
 
     async def understood(self, understand: Callable[[bytearray], T]) -> T:
         """What `understand` makes of it, in a thread; the body itself is gone then. Whoever is cancelled meanwhile does
@@ -131,10 +146,19 @@ class Body:
             self._work.add_done_callback(lambda _: self._bodies.give_back(self))  # at once if it has ended
 
 
+def _check_type(content_type: str) -> None:
+    """A browser lets any page send forms and plain text, without asking the server first. What has no type is taken
+    for JSON: simple clients send none. Raises `ApiError`."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind and kind not in ("application/json", "text/json") and not re.fullmatch(r"application/.+\+json", kind):
+        problem = f"the body's content type is {kind[:60]!r}; send JSON, with Content-Type: application/json"
+        raise ApiError(problem, status=415, code="unsupported_media_type")
+
+
 def parse(body: bytes | bytearray) -> Any:
     """JSON as Python's objects. Raises `ApiError`."""
     try:
-        return json.loads(body)
+        return json.loads(body) if len(body) <= SHORT_BYTES else long_json.loads(body)
     except RecursionError:
         raise ApiError("the body is nested too deeply") from None
     except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits

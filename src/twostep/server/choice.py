@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twostep.core.request import BLOCK_TOKENS
-from twostep.engine.build import DEFAULT_SHARE
+from twostep.engine.build import DEFAULT_SHARE, naming_settings
 from twostep.engine.config import EngineConfig
 from twostep.engine.kv_memory import kv_memory
 from twostep.errors import InvalidParameterError
 from twostep.server.config import Effective, ServerConfig
+from twostep.server.moved_defaults import moved
 from twostep.server.options import SETTINGS, Setting
 from twostep.server.presets import DEFAULT_PRESET
 from twostep.server.sources import Given, from_environment, from_file, from_flags, from_preset
@@ -25,6 +26,9 @@ SCHEDULED = {
 }  # fmt: skip
 """Fields of `EngineConfig` that the scheduler checks together, and what `Settings` calls them."""
 
+JOINED = ("host", "served_model_name")
+"""Lists that /v1/config tells as one text, as there was only one of each once and programs read it."""
+
 
 def choose(flags: Mapping[str, Any], environ: Mapping[str, str]) -> "Choice":
     """`flags` are those that were given, as argparse leaves them. Raises `InvalidParameterError`."""
@@ -32,12 +36,13 @@ def choose(flags: Mapping[str, Any], environ: Mapping[str, str]) -> "Choice":
     if "config" in said:
         said = from_file(Path(said["config"].value)) | said
     said = {"model": Given(DEFAULT_MODEL, "default"), "preset": Given(DEFAULT_PRESET, "default")} | said
-    return Choice(said, from_preset(said["preset"].value))
+    return Choice(said, moved(from_preset(said["preset"].value), said))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a user said and what the preset sets, by the name of the setting. What is in neither has its default."""
+    """What a user said and what the preset sets beside it, by the name of the setting. What is in neither has its
+    default."""
 
     said: Mapping[str, Given]
     preset: Mapping[str, Given]
@@ -59,7 +64,7 @@ class Choice:
             engine = EngineConfig(**self._fields("engine"))
             _check_schedule(engine)
             name = Path(self.model).name.removesuffix(".gguf")
-            server = ServerConfig(**{"served_model_name": name} | self._fields("server"))
+            server = ServerConfig(**{"served_model_names": (name,)} | self._fields("server"))
             return replace(server, effective=tuple(self._rows(server, engine))), engine
         except InvalidParameterError as error:
             raise self._refusal(str(error)) from None
@@ -86,14 +91,9 @@ class Choice:
             raise InvalidParameterError(problem)
 
     def _check_uncut(self) -> None:
-        """Without chunks the widest step is the longest request: not for a preset to choose."""
-        if self.given["chunking"].value != "none":
-            return
+        """Without chunks the widest step is the longest request."""
         most, longest = self.said.get("max_num_batched_tokens"), self.said.get("max_model_len")
-        if most is None:
-            problem = "chunking is none, each prompt is computed in one step: max_num_batched_tokens has to be given"
-            raise InvalidParameterError(f"{problem}, it limits the length of a request")
-        if longest and longest.value > most.value:
+        if self.given["chunking"].value == "none" and most and longest and longest.value > most.value:
             problem = f"chunking is none, max_model_len {longest.value} and max_num_batched_tokens {most.value}"
             raise InvalidParameterError(f"{problem}: no step would hold the longest prompt")
 
@@ -127,6 +127,8 @@ class Choice:
             value = fixed.get(setting.name, getattr(config, setting.target, None))
         if setting.secret:
             return f"{len(value)} given, not shown" if value else None
+        if setting.name in JOINED:
+            return ",".join(value)
         return list(value) if isinstance(value, tuple) else value
 
 
@@ -137,7 +139,8 @@ def _words(name: str) -> str:
 
 def _check_schedule(engine: EngineConfig) -> None:
     """What the scheduler will refuse, before a model is loaded. Raises `InvalidParameterError`."""
-    try:
-        Settings(blocks=(1,), **{ours: getattr(engine, name) for name, ours in SCHEDULED.items()}).config()
-    except ValueError as error:
-        raise InvalidParameterError(str(error)) from None
+    values = {ours: getattr(engine, name) for name, ours in SCHEDULED.items()}
+    with naming_settings():
+        if engine.max_step_tokens is None:
+            values["step_tokens"] = Settings((1,), seats=engine.max_num_seqs).least_step_tokens  # or more, by the model
+        Settings((1,), **values).config()

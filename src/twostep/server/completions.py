@@ -12,12 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from twostep.engine.client import EngineClient
 from twostep.engine.collector import Event
-from twostep.engine.messages import Submit
+from twostep.engine.messages import Accepted, Submit
 from twostep.engine.outputs import RequestOutput
 from twostep.errors import TwostepError
 from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.requests import ApiRequest, read_request
-from twostep.openai_api.responses import ID_PREFIX, response_body
+from twostep.openai_api.responses import ID_PREFIX, sliced_body
 from twostep.openai_api.structured import named
 from twostep.server.bodies import Body, parse
 from twostep.server.connections import ABORT
@@ -72,8 +72,9 @@ class Exchange:
         place.widen(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
+        self._client, _ = self._state.living_engine()  # not always the one that lived when the request came
         self._submitted = _Submitted(request, [submit.id for submit in submits], self._sender(request), monotonic_ns())
-        async with aclosing(self._client.follow_all(submits)) as events:
+        async with self._submitted.sender.kept_alive(), aclosing(self._client.follow_all(submits)) as events:
             async for event in events:
                 await self._submitted.heed(event)
         await self._submitted.sender.end(self._submitted.whole)
@@ -121,14 +122,14 @@ class Exchange:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
             return EventStream(self._send, self._id(request), chunks, self._scope["state"][ABORT])
         body = partial(
-            response_body,
+            sliced_body,
             request,
             tokenizer=tokenizer,
             unique=unique,
             created_s=created_s,
             received_ns=received_ns,
         )
-        return WholeReply(self._send, self._id(request), body)
+        return WholeReply(self._send, self._id(request), self._state.slices, body)
 
     def _id(self, request: ApiRequest) -> str:
         """As the client sees it."""
@@ -169,6 +170,8 @@ class _Submitted:
     sender: Sender
     at_ns: int
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
+    accepted: int = 0
+    """Prompts that the engine has taken on; it says so only of those that stream."""
 
     @property
     def whole(self) -> list[RequestOutput]:
@@ -179,7 +182,12 @@ class _Submitted:
     def awaited(self) -> tuple[str, ...]:
         return tuple(id_ for id_ in self.ids if id_ not in self.outputs)
 
-    async def heed(self, event: Event) -> None:
+    async def heed(self, event: Event | Accepted) -> None:
+        if isinstance(event, Accepted):
+            self.accepted += 1
+            if self.accepted == len(self.ids):
+                self.sender.accepted()
+            return
         if isinstance(event, RequestOutput):
             self.outputs[event.id] = event
         await self.sender.event(self.ids.index(event.id), event)

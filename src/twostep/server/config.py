@@ -1,5 +1,6 @@
 """What a user may set of the HTTP front end; the engine's part is `EngineConfig`."""
 
+import re
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal, NamedTuple, get_args
@@ -26,23 +27,26 @@ class Effective(NamedTuple):
 class ServerConfig:
     """Raises `InvalidParameterError` that names the setting, its value and what is allowed."""
 
-    host: str = "127.0.0.1"
-    """Address to listen on; the default is reached from this machine alone."""
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    """Addresses or names to listen on; the default is reached from this machine alone."""
     port: int = 8000
     """0: any that is free."""
     api_keys: tuple[str, ...] = ()
     """Requests need one of these as a bearer token; none: everybody is served."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages a browser lets call the server, `*` for all."""
-    served_model_name: str | None = None
-    """What requests call the model; None: what the command line calls it."""
+    allowed_hosts: tuple[str, ...] = ()
+    """More names that are accepted in the Host header: `name`, `*.name`, or `*` for all."""
+    root_path: str = ""
+    """Path prefix under which a proxy exposes the server, such as `/llm`."""
+    served_model_names: tuple[str, ...] = ()
+    """What requests call the model, the first one by default; none: what the command line calls it."""
     max_queue: int = 256
     """Requests that wait beyond those that run; whoever comes then is sent away, to come again later."""
     max_connections: int = 1024
     """Open at a time; whoever comes then is sent away."""
     max_body_bytes: int = 4 << 20
-    """Longest body of a request: 32 bytes for each token of a context of 131 072. The parser of JSON does not pause:
-    for each MB nobody else is answered for up to 35 ms."""
+    """Longest body of a request: 32 bytes for each token of a context of 131 072."""
     request_timeout_s: float | None = None
     """A request ends at the latest so long after it came; None: never."""
     drain_s: float = 30.0
@@ -58,8 +62,11 @@ class ServerConfig:
     """All settings as they are in effect, the engine's included, for people to read."""
 
     def __post_init__(self) -> None:
-        if not self.host:
+        if not self.hosts or not all(self.hosts):
             raise InvalidParameterError("host is ''; it has to be an address, such as 127.0.0.1", "host")
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            problem = f"root_path is {self.root_path!r}; it has to be a path such as /llm, without a slash at its end"
+            raise InvalidParameterError(problem, "root_path")
         self._check("port", self.port, 0, 65535)
         self._check("max_queue", self.max_queue, 0)
         self._check("max_connections", self.max_connections, 1)
@@ -68,7 +75,7 @@ class ServerConfig:
         self._check("stall_s", self.stall_s, LEAST_S)
         if self.request_timeout_s is not None:
             self._check("request_timeout_s", self.request_timeout_s, LEAST_S)
-        for name in ("api_keys", "cors_origins"):
+        for name in ("api_keys", "cors_origins", "allowed_hosts", "served_model_names"):
             if not all(getattr(self, name)):
                 raise InvalidParameterError(f"{name} has an empty member", name)
         if self.log not in get_args(LogFormat):

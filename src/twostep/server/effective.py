@@ -22,7 +22,8 @@ def rows(config: ServerConfig, ready: Ready) -> Iterator[Effective]:
     """All settings, in the order of their table."""
     decided = {
         "port": config.port,
-        "served_model_name": config.served_model_name,
+        "served_model_name": ",".join(config.served_model_names),
+        "max_num_batched_tokens": ready.settings.step_tokens,
         "max_model_len": ready.settings.context_tokens,
         "threads": ready.threads,
     }

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from twostep.errors import EngineDiedError, TwostepError
+from twostep.errors import EngineDiedError, TwostepError, WorkerFailedError
 from twostep.openai_api.errors import ApiError, refusal
 from twostep.server.ledger import LEFT
 
@@ -24,6 +24,8 @@ def api_error(error: TwostepError) -> ApiError:
     """What a client is told of an error."""
     if isinstance(error, EngineDiedError):
         return ApiError(str(error), status=500, code="engine_died")
+    if isinstance(error, WorkerFailedError):
+        return ApiError(str(error), status=500, code="worker_failed")
     return refusal(error)
 
 
@@ -44,6 +46,8 @@ def error_response(error: ApiError) -> Response:
     headers = {}
     if error.status in (429, 503):
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if error.code == "unsupported_encoding":
+        headers["Accept-Encoding"] = "gzip, deflate"  # what RFC 7694 wants of a 415
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return ErrorReply(error, headers)

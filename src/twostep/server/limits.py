@@ -12,6 +12,9 @@ from twostep.server.errors import error_response
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Whoever watches over the process asks these, without a key and however busy it is."""
 
+PUBLIC_PATHS = frozenset({"/", "/docs", "/openapi.json"})
+"""The description of the API needs no key: a browser could not send one, and it is the same for all servers."""
+
 
 class Gate:
     """Middleware."""
@@ -27,17 +30,17 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-                self._check(Headers(scope=scope))
+                self._check(scope["path"], Headers(scope=scope))
         except ApiError as error:
             await error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _check(self, headers: Headers) -> None:
+    def _check(self, path: str, headers: Headers) -> None:
         if self._connections() > self._max_connections:
             problem = f"{self._max_connections} connections are open, the most that are served; try again later"
             raise ApiError(problem, status=503, code="too_many_connections")
-        if self._keys and not self._knows(headers.get("authorization", "")):
+        if self._keys and path not in PUBLIC_PATHS and not self._knows(headers.get("authorization", "")):
             problem = "an API key is needed: 'Authorization: Bearer KEY' with one that this server was given"
             raise ApiError(problem, status=401, code="invalid_api_key")
 

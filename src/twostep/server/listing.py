@@ -3,6 +3,7 @@
 from typing import Any
 
 from twostep.openai_api.errors import ApiError
+from twostep.openai_api.json_text import Many
 from twostep.server.ledger import Ledger, Reply
 
 DEFAULT_LIMIT, MAX_LIMIT = 20, 1000
@@ -18,14 +19,14 @@ def read_limit(text: str | None) -> int:
 
 
 def listing(ledger: Ledger, limit: int) -> dict[str, Any]:
-    """Of those that ended last. Times as in the log, of the answer that ended last."""
-    rows = [_row(reply) for reply in ledger.newest(limit)]
+    """Of those that ended last, as a `Many`. Times as in the log, of the answer that ended last."""
+    newest = ledger.newest(limit)
     return {
         "object": "list",
-        "data": rows,
-        "first_id": rows[0]["id"] if rows else None,
-        "last_id": rows[-1]["id"] if rows else None,
-        "has_more": len(ledger) > len(rows),
+        "data": Many(map(_row, newest)),
+        "first_id": newest[0].id if newest else None,
+        "last_id": newest[-1].id if newest else None,
+        "has_more": len(ledger) > len(newest),
     }
 
 

@@ -7,11 +7,13 @@ from typing import Any, TextIO
 
 
 class LogLines:
-    def __init__(self, stream: TextIO, *, as_json: bool) -> None:
+    def __init__(self, stream: TextIO | None, *, as_json: bool) -> None:
         self._stream, self._as_json = stream, as_json
 
     def write(self, entry: dict[str, Any], words: str) -> None:
-        """The same twice, of which one is written. A log that cannot be written stops no request."""
+        """The same twice, of which one is written. A log that cannot be written, or is closed, stops no request."""
+        if self._stream is None:
+            return
         line = json.dumps(entry) if self._as_json else words
         with suppress(OSError):
             print(line, file=self._stream, flush=True)

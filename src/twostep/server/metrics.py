@@ -7,6 +7,7 @@ is counted when they end. An answer that failed or was left gives what it had, n
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from twostep.engine.histogram import Counted, Histogram
 from twostep.engine.messages import Snapshot
@@ -40,6 +41,16 @@ _SIZES = {
     "request_prompt_tokens": "Tokens of a request's prompt.",
     "request_generation_tokens": "Tokens of an answer that came to its end.",
 }
+
+
+class Own(NamedTuple):
+    """How the server itself is."""
+
+    up: bool
+    """The engine accepts requests."""
+    restarts: int = 0
+    dropped_lines: int = 0
+    """Of the log."""
 
 
 class Metrics:
@@ -80,15 +91,15 @@ class Metrics:
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
-    def text(self, model: str, snapshot: Snapshot | None, *, up: bool) -> str:
+    def text(self, model: str, snapshot: Snapshot | None, own: Own) -> str:
         """Prometheus' text. Before the engine's first message its metrics are missing, not zero. A dead engine runs
         nothing."""
-        if snapshot is not None and not up:
+        if snapshot is not None and not own.up:
             snapshot = replace(snapshot, running=0, waiting=0, kv_blocks_free=snapshot.kv_blocks)
-        families = [*self._of_replies(up), *(_of_engine(snapshot) if snapshot else ())]
+        families = [*self._of_replies(), *_of_server(own), *(_of_engine(snapshot) if snapshot else ())]
         return exposition(families, {"model_name": model})
 
-    def _of_replies(self, up: bool) -> Iterator[Family]:
+    def _of_replies(self) -> Iterator[Family]:
         for name, about in _TIMES.items():
             yield _histogram(f"{name}_seconds", about, self._times[name])
         for name, about in _SIZES.items():
@@ -102,7 +113,6 @@ class Metrics:
         yield _counter("prompt_tokens_total", "Tokens of prompts of requests that ended.", ({}, self._prompt_tokens))
         about = "Prompt tokens of requests that ended, whose KV was found in the prefix cache."
         yield _counter("prompt_tokens_cached_total", about, ({}, self._cached_tokens))
-        yield _gauge("engine_up", "1 while the engine's process lives and has its model loaded.", int(up))
 
     def _rejected(self) -> Iterator[tuple[Labels, int]]:
         """By status: 429 the queue was full, 503 the server was not ready, 413 the body too long, ..."""
@@ -137,6 +147,13 @@ def _ended_times(reply: Reply, choice: ChoiceOutput) -> dict[str, float | None]:
         "e2e_request_latency": (last_ns - reply.received_ns) / 1e9,
         "request_time_per_output_token": line.tpot_s,
     }
+
+
+def _of_server(own: Own) -> Iterator[Family]:
+    yield _gauge("engine_up", "1 while the engine's process lives and has its model loaded.", int(own.up))
+    yield _counter("engine_restarts_total", "Engines started because one had died.", ({}, own.restarts))
+    about = "Lines of the log that were dropped because nothing read them in time."
+    yield _counter("log_lines_dropped_total", about, ({}, own.dropped_lines))
 
 
 def _of_engine(now: Snapshot) -> Iterator[Family]:

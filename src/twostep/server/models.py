@@ -3,10 +3,11 @@
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from twostep.openai_api.errors import ApiError
 from twostep.server.effective import effective
+from twostep.server.slices import JsonReply
 from twostep.server.state import ServerState
 
 
@@ -17,7 +18,7 @@ class Models:
         self._state = state
 
     async def list(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in self._state.names]})
+        return JsonReply({"object": "list", "data": [self._model(name) for name in self._state.names]})
 
     async def one(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -25,12 +26,12 @@ class Models:
             served = " or ".join(map(repr, self._state.names))
             problem = f"the model {name[:60]!r} is not served here; this is {served}"
             raise ApiError(problem, status=404, param="model", code="model_not_found")
-        return JSONResponse(self._model(name))
+        return JsonReply(self._model(name))
 
     async def config(self, request: Request) -> Response:
         """The effective settings, who set them, and the arithmetic behind them."""
         _, ready = self._state.engine()
-        return JSONResponse(effective(self._state.config, ready))
+        return JsonReply(effective(self._state.config, ready))
 
     def _model(self, name: str) -> dict[str, Any]:
         _, ready = self._state.engine()

@@ -1,17 +1,21 @@
 """`/metrics` and `/v1/requests`, and what counts replies by status on their way out."""
 
+import asyncio
 from collections.abc import Collection
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostep.openai_api.errors import ApiError
+from twostep.openai_api.json_text import Many
 from twostep.server.bill import bill
 from twostep.server.errors import IN_LEDGER, REFUSAL
 from twostep.server.exposition import CONTENT_TYPE
 from twostep.server.limits import OPEN_PATHS
 from twostep.server.listing import listing, read_limit
+from twostep.server.metrics import Own
+from twostep.server.slices import SlicedReply
 from twostep.server.state import ServerState
 
 OTHER = "other"
@@ -29,22 +33,27 @@ class Observations:
         client = self._state.client
         up = client is not None and client.died is None
         snapshot = client.snapshot if client else None
-        text = self._state.metrics.text(self._state.names[0], snapshot, up=up)
+        supervisor = self._state.supervisor
+        restarts, dropped_lines = supervisor.restarts if supervisor else 0, self._state.dropped_lines()
+        own = Own(up=up, restarts=restarts, dropped_lines=dropped_lines)
+        text = self._state.metrics.text(self._state.names[0], snapshot, own)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
-    async def requests(self, request: Request) -> Response:
+    async def requests(self, request: Request) -> SlicedReply:
         """Raises `ApiError` if `limit` is out of range."""
         limit = read_limit(request.query_params.get("limit"))
-        return JSONResponse(listing(self._state.ledger, limit))
+        return SlicedReply(self._state.slices, listing(self._state.ledger, limit))
 
-    async def bill(self, request: Request) -> Response:
+    async def bill(self, request: Request) -> SlicedReply:
         """Raises `ApiError` with status 404 if the reply is not, or no longer, in the ledger."""
         id_ = request.path_params["id"]
         reply = self._state.ledger.get(id_)
         if reply is None:
             problem = f"no finished request {id_:.80} is known; the last {self._state.ledger.keep} are, for a while"
             raise ApiError(problem, status=404, param="id", code="request_not_found")
-        return JSONResponse(bill(reply))
+        whole = await asyncio.to_thread(bill, reply)  # 10 µs for each of its lines, of which there may be thousands
+        choices = Many({**choice, "lines": Many(choice["lines"])} for choice in whole["choices"])
+        return SlicedReply(self._state.slices, {**whole, "choices": choices})
 
 
 class CountReplies:
@@ -80,4 +89,4 @@ class CountReplies:
         """What a watcher of the process is told is no refusal; what the ledger has is logged as a reply."""
         error = scope.get(REFUSAL)
         if error is not None and self._refusals is not None and not scope.get(IN_LEDGER) and path not in OPEN_PATHS:
-            self._refusals.write(path, status, error)
+            self._refusals.write(path, status, error, unknown_path=None if path in self._paths else scope["path"])

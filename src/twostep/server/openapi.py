@@ -4,7 +4,8 @@ from html import escape
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from twostep.engine.conversation import ROLES
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
@@ -12,6 +13,7 @@ from twostep.kernels.sampling import MAX_LOGPROBS
 from twostep.openai_api.prompts import MAX_PROMPTS
 from twostep.openai_api.requests import REPETITION_PENALTIES
 from twostep.server.listing import DEFAULT_LIMIT, MAX_LIMIT
+from twostep.server.slices import JsonReply
 
 Schema = dict[str, Any]
 
@@ -66,6 +68,10 @@ _SAMPLING: Schema = {
     "include_stop_str_in_output": _SWITCH,
     "skip_special_tokens": _nullable("boolean", default=True),
     "add_special_tokens": _nullable("boolean", description="a beginning of sequence before the prompt"),
+    "parse_special": _nullable(
+        "boolean",
+        description="whether the text of a control token is that token; by default in prompts, and not in messages",
+    ),
     "logit_bias": _nullable(
         "object",
         propertyNames={"pattern": "^(0|[1-9][0-9]{0,9})$"},
@@ -126,6 +132,7 @@ _TOKENIZE: Schema = {
     "prompt": _nullable("string", description="a text; or else messages"),
     "messages": {"anyOf": [_CHAT["messages"], {"type": "null"}]},
     "add_special_tokens": _SAMPLING["add_special_tokens"],
+    "parse_special": _SAMPLING["parse_special"],
     "add_generation_prompt": _CHAT["add_generation_prompt"],
     "return_token_strs": _SWITCH,
 }
@@ -164,8 +171,8 @@ _GETS = {
 }
 
 
-def document() -> Schema:
-    """OpenAPI 3.1."""
+def document(root: str = "") -> Schema:
+    """OpenAPI 3.1, of a server that a proxy exposes under the path prefix `root`."""
     paths: Schema = {path: {"get": _get(path, about)} for path, about in _GETS.items()}
     for path, (about, fields, required) in _POSTS.items():
         body = {"type": "object", "properties": fields, "required": required}
@@ -174,6 +181,7 @@ def document() -> Schema:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Twostep", "version": "1"},
+        **({"servers": [{"url": root}]} if root else {}),
         "paths": paths,
         "components": {
             "schemas": {"Error": _ERROR},
@@ -222,7 +230,7 @@ def page() -> str:
     parts = [_section(path, *operation) for path, by in described["paths"].items() for operation in by.items()]
     title = "Twostep"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    link = '<p>As a document: <a href="/openapi.json">/openapi.json</a></p>'
+    link = '<p>As a document: <a href="openapi.json">openapi.json</a></p>'
     return f"{head}<h1>{title}</h1>{link}{''.join(parts)}</html>"
 
 
@@ -254,8 +262,15 @@ def _type(field: Schema) -> str:
     return " ".join([named, *limits])
 
 
-async def serve_document(request: Request) -> Response:
-    return JSONResponse(document())
+class Document:
+    """An ASGI application that answers with the document."""
+
+    def __init__(self, root: str) -> None:
+        """`root` as in `document`."""
+        self._reply = JsonReply(document(root))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._reply(scope, receive, send)
 
 
 async def serve_page(request: Request) -> Response:

@@ -82,7 +82,11 @@ SETTINGS = (
     Setting("preset", "start", TEXT, "PRESET", "what the defaults lean to: chat (default), rag or batch"),
     Setting("config", "start", TEXT, "FILE", "TOML file of settings; flags and environment variables go before it"),
     # --- HTTP -----------------------------------------------------------------------------------------------------
-    Setting("host", "server", TEXT, "ADDRESS", "where to listen (default: 127.0.0.1, this machine alone)"),
+    Setting(
+        "host", "server", LIST, "ADDRESS",
+        "where to listen (default: 127.0.0.1, this machine alone); :: includes IPv4; may be given more than once",
+        field="hosts",
+    ),
     Setting("port", "server", INTEGER, "N", "default: 8000; 0: any that is free"),
     Setting(
         "api_key", "server", LIST, "KEY",
@@ -90,10 +94,20 @@ SETTINGS = (
         field="api_keys", secret=True,
     ),
     Setting(
-        "allowed_origins", "server", LIST, "ORIGIN", "origins of pages that may call it, * for all (default: none)",
+        "allowed_origins", "server", LIST, "ORIGIN",
+        "origins of pages that may call it, * for all (default: on loopback those of this machine, else none)",
         field="cors_origins",
     ),
-    Setting("served_model_name", "server", TEXT, "NAME", "what requests call the model (default: MODEL)"),
+    Setting(
+        "allowed_hosts", "server", LIST, "NAME",
+        "more names accepted in the Host header: NAME, *.NAME, or * for all (default: on loopback none, else all)",
+    ),
+    Setting("root_path", "server", TEXT, "PATH", "path prefix under which a proxy exposes the server, such as /llm"),
+    Setting(
+        "served_model_name", "server", LIST, "NAME",
+        "what requests call the model (default: MODEL); the first of several is the default",
+        field="served_model_names",
+    ),
     Setting("max_queue", "server", INTEGER, "N", "requests that may wait (default: 256)"),
     Setting("max_connections", "server", INTEGER, "N", "open at a time (default: 1024)"),
     Setting("max_body_bytes", "server", INTEGER, "N", "longest body of a request (default: 4 MiB)"),

@@ -12,6 +12,9 @@ MOST = 20
 """Lines within `WINDOW_S`; the rest is counted, in one more line: whoever asks for nonsense fast fills no disk."""
 WINDOW_S = 1.0
 
+MAX_PATH = 100
+"""Characters of a path that nobody serves."""
+
 Later = Callable[[float, Callable[[], None]], object]
 
 
@@ -28,8 +31,9 @@ class RefusalsLog:
         self._came: int | None = None
         """Within the window; None: none is open."""
 
-    def write(self, endpoint: str, status: int, error: ApiError) -> None:
-        """`error.param` is a name of ours; its message may quote the request and is left out."""
+    def write(self, endpoint: str, status: int, error: ApiError, unknown_path: str | None = None) -> None:
+        """`error.param` is a name of ours; its message may quote the request and is left out. `unknown_path` is what
+        was asked for if `endpoint` does not say it; it is quoted, as it may hold anything."""
         if self._came is None:
             self._came = 0
             self._later(WINDOW_S, self.end)
@@ -38,6 +42,9 @@ class RefusalsLog:
             return
         entry = {"event": "refusal", "time": clock(self._now_s()), "endpoint": endpoint, "status": status,
                  "code": error.code, "param": error.param}  # fmt: skip
+        if unknown_path is not None:
+            entry["path"] = unknown_path[:MAX_PATH]
+            endpoint = _quoted(unknown_path)
         why = "".join(f", {name} {entry[name]}" for name in ("code", "param") if entry[name])
         self._lines.write(entry, f"{entry['time']} {status} {endpoint}: refused{why}")
 
@@ -47,3 +54,8 @@ class RefusalsLog:
         if left_out:
             entry = {"event": "refusals_left_out", "time": clock(self._now_s()), "count": left_out}
             self._lines.write(entry, f"{entry['time']} {plural(left_out, 'more refusal')} within {WINDOW_S:g} s")
+
+
+def _quoted(path: str) -> str:
+    """In ASCII, without line ends or anything else that a terminal would act on."""
+    return ascii(path[:MAX_PATH]) + "..." * (len(path) > MAX_PATH)

@@ -1,18 +1,21 @@
 """The process of a server: binds, loads the model, serves, and ends in order."""
 
 import asyncio
+import gc
 import os
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import FrameType
 
 import uvicorn
 
+from twostep.background import background_output
 from twostep.engine.client import EngineClient
 from twostep.engine.config import EngineConfig
 from twostep.engine.messages import Ready
@@ -22,7 +25,10 @@ from twostep.openai_api.errors import ApiError
 from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
 from twostep.server.connections import LOOK_S, Connection
+from twostep.server.listening import Listeners, listen
 from twostep.server.state import ServerState
+from twostep.server.supervisor import Supervisor
+from twostep.server.systemd import SystemdNotifier
 from twostep.turns import take_short_turns
 
 CLOSE_S = 5
@@ -34,70 +40,78 @@ KEEP_ALIVE_S = 75
 ONE_SIGNAL_S = 0.5
 """Signals so close are one: whoever signals a whole group of processes, as `timeout` does `make`, reaches us twice."""
 
-Announce = Callable[[ServerConfig, Ready], None]
-"""Called when requests are taken on, with the port and the name that are in use."""
+SWITCH_S = 0.0005
+"""A thread that runs Python, such as one that reads a body, gives way to the event loop after so long. With Python's
+default of 5 ms the tokens of small models would be visibly late."""
 
-
-class AddressError(TwostepError):
-    """The address cannot be listened on."""
+Announce = Callable[[ServerConfig, Ready, Listeners], None]
+"""Called when requests are taken on, with the port and the names that are in use."""
 
 
 def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announce: Announce) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests finish for `drain_s`; a second signal ends the process at
     once. Whoever asks while the model is loaded is told so.
 
-    Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model.
+    Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model, and
+    `EngineDiedError` if the engine keeps dying. While it lasts, writing to standard output and error never waits.
     """
-    name = config.served_model_name or path.name.removesuffix(".gguf")
+    names = config.served_model_names or (path.name.removesuffix(".gguf"),)
     model = open_model(path)
-    with listen(config) as listener:
-        config = replace(config, port=listener.getsockname()[1], served_model_name=name)
-        asyncio.run(_serve(ServerState(config, model, (name,)), engine_config, listener, announce))
+    with listen(config) as listeners, background_output() as dropped_lines:
+        config = replace(config, port=listeners.port, served_model_names=names)
+        state = ServerState(config, model, names, loopback=listeners.loopback, dropped_lines=dropped_lines)
+        asyncio.run(_serve(state, engine_config, listeners, announce))
 
 
-def listen(config: ServerConfig) -> socket.socket:
-    """Raises `AddressError`."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        made = socket.create_server((config.host, config.port), family=family, backlog=1024)
-        # Connections inherit it. asyncio sets it only where the protocol is named, which it is not here: a token would
-        # wait for the client's acknowledgement of the one before, up to 40 ms.
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # the address is named already
-        raise AddressError(f"cannot listen on {config.host}, port {config.port}: {reason}") from None
+async def _serve(state: ServerState, engine_config: EngineConfig, listeners: Listeners, announce: Announce) -> None:
+    """Serves what connects to `listeners` until `state.draining` is set and requests have finished.
 
-
-async def _serve(state: ServerState, engine_config: EngineConfig, listener: socket.socket, announce: Announce) -> None:
-    """Serves what connects to `listener` until `state.draining` is set and requests have finished.
-
-    Raises `TwostepError` if the model cannot be loaded.
+    Raises `TwostepError` if the model cannot be loaded, or the engine died and is not started again.
     """
     take_short_turns()
+    sys.setswitchinterval(SWITCH_S)
+    notifier = SystemdNotifier.of(os.environ)
     front = Front(state)
-    serving = asyncio.create_task(front.serve(sockets=[listener]))
-    loading = asyncio.create_task(_load(state, engine_config))
+    state.supervisor = supervisor = Supervisor(state, partial(_start_engine, state, engine_config))
+    serving = asyncio.create_task(front.serve(sockets=listeners.sockets))
+    watching: list[asyncio.Task[None]] = []
+
+    def on_ready(ready: Ready) -> None:
+        announce(state.config, ready, listeners)
+        watching.append(asyncio.create_task(notifier.watch(state)))
+
+    supervising = asyncio.create_task(supervisor.run(on_ready))
     try:
-        await asyncio.wait([serving, loading], return_when=asyncio.FIRST_COMPLETED)
-        if loading.done():
-            announce(state.config, loading.result())
-            await _pulse_until(state, serving)
+        await asyncio.wait([serving, supervising], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        loading.cancel()
+        for task in (supervising, *watching):
+            task.cancel()
         front.should_exit = True
-        await asyncio.wait([serving, loading])
-        if state.client is not None:
-            await state.client.stop()
+        await asyncio.wait([serving, supervising])
+        await supervisor.stop()
         state.close()
+    serving.result()
+    ended_while_loading = state.draining and supervisor.client is None
+    if not supervising.cancelled() and not ended_while_loading:
+        supervising.result()
 
 
-async def _load(state: ServerState, engine_config: EngineConfig) -> Ready:
+async def _start_engine(state: ServerState, config: EngineConfig, restart: int) -> tuple[EngineClient, Ready]:
     """The engine's process, and beside it what the front needs of the model."""
-    starting = EngineClient.start(state.model.path, engine_config)
-    (client, ready), _ = await asyncio.gather(starting, asyncio.to_thread(_prepare, state))
-    state.loaded(client, ready)
-    return ready
+    if restart:
+        return await EngineClient.start(state.model.path, _without_recording(state, config, restart))
+    starting = EngineClient.start(state.model.path, config)
+    started, _ = await asyncio.gather(starting, asyncio.to_thread(_prepare, state))
+    gc.collect()
+    gc.freeze()  # a full collection would walk through the vocabulary, while tokens wait
+    return started
+
+
+def _without_recording(state: ServerState, config: EngineConfig, restart: int) -> EngineConfig:
+    """One file holds the run of one engine."""
+    if config.record and restart == 1:
+        state.say("recording_ended", f"{config.record}: the recording ends with the engine that died")
+    return replace(config, record=None)
 
 
 def _prepare(state: ServerState) -> None:
@@ -105,15 +119,6 @@ def _prepare(state: ServerState) -> None:
     _ = state.model.tokenizer.longest_token_bytes
     with suppress(TwostepError):
         _ = state.model.template
-
-
-async def _pulse_until(state: ServerState, serving: "asyncio.Task[None]") -> None:
-    assert state.client is not None
-    pulse = asyncio.create_task(state.pulse.run(state.client))
-    try:
-        await serving
-    finally:
-        pulse.cancel()
 
 
 class Front(uvicorn.Server):

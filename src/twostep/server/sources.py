@@ -1,5 +1,6 @@
 """Those who may set something: flags, environment variables, a TOML file, a preset. Each gives a layer of settings."""
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
@@ -14,8 +15,13 @@ from twostep.server.presets import PRESETS
 OTHER_VARIABLES = ("TWOSTEP_MODELS", "TWOSTEP_ISA")
 """Environment variables that are no settings of the server: where models lie, and which instructions kernels use."""
 
-SERVICE_LINK = "TWOSTEP_SERVICE_HOST"
-"""Kubernetes puts the address of each service into the environment, in variables that begin with its name."""
+_SERVICE_LINKS = (
+    (r"_SERVICE_HOST", r"[0-9a-fA-F.:]+"),
+    (r"_SERVICE_PORT(_[A-Z0-9_]+)?", r"\d+"),
+    (r"_PORT(_\d+_(TCP|UDP|SCTP))?", r"(tcp|udp|sctp)://.+"),
+    (r"_PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)", r"(tcp|udp|sctp)|\d+|[0-9a-fA-F.:]+"),
+)
+"""Ends of names, and values, of the variables that Kubernetes makes of each service of a pod's namespace."""
 
 
 class Given(NamedTuple):
@@ -42,19 +48,30 @@ def from_flags(flags: Mapping[str, Any]) -> Layer:
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """Refuses variables with our prefix that are no settings."""
-    if SERVICE_LINK in environ:
-        problem = f"{SERVICE_LINK} is set, as Kubernetes does for a service named twostep, and TWOSTEP_PORT with it"
-        raise InvalidParameterError(f"{problem}: give the service another name, or the pod enableServiceLinks: false")
+    """Ignores `service_links`. Refuses other variables with our prefix that are no settings."""
+    ignored = {*OTHER_VARIABLES, *service_links(environ)}
     by_variable = {setting.variable: setting for setting in SETTINGS}
     layer = {}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES:
+        if not variable.startswith(PREFIX) or variable in ignored:
             continue
         if (setting := by_variable.get(variable)) is None:
             raise _unknown(f"environment variable {variable}", variable, [*by_variable, *OTHER_VARIABLES], PREFIX)
         layer[setting.name] = Given(_read(setting.kind.from_text, text, setting, variable), variable)
     return _without_aliases(layer)
+
+
+def service_links(environ: Mapping[str, str]) -> list[str]:
+    """Variables with our prefix that Kubernetes has set: the addresses of services whose names begin with `twostep`."""
+    return [name for name, value in environ.items() if name.startswith(PREFIX) and _is_service_link(name, value)]
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    service = PREFIX.removesuffix("_")
+    return any(
+        re.fullmatch(rf"{service}(_[A-Z0-9_]+)?{end}", name) and re.fullmatch(values, value)
+        for end, values in _SERVICE_LINKS
+    )
 
 
 def from_file(path: Path) -> Layer:

@@ -5,17 +5,18 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from twostep.engine.refusals import shown
 from twostep.errors import TwostepError
 from twostep.openai_api.errors import ApiError, refusal
 from twostep.openai_api.fields import Fields
+from twostep.openai_api.json_text import Many
 from twostep.openai_api.prompts import chat_prompt, token_ids
 from twostep.openai_api.requests import model_name
 from twostep.openai_api.room import text_bytes
 from twostep.openai_api.tools import read_tools
 from twostep.server.bodies import parse
+from twostep.server.slices import SlicedReply
 from twostep.server.state import ServerState
 
 MAX_TEXT_BYTES = 1 << 20
@@ -28,15 +29,15 @@ class Tokens:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def tokenize(self, request: Request) -> Response:
+    async def tokenize(self, request: Request) -> SlicedReply:
         """Of a text (`prompt`) or a conversation (`messages`): its tokens, as a completion would get them."""
         return await self._answer(request, self._tokenize)
 
-    async def detokenize(self, request: Request) -> Response:
+    async def detokenize(self, request: Request) -> SlicedReply:
         """The text of `tokens`, control tokens included."""
         return await self._answer(request, self._detokenize)
 
-    async def _answer(self, request: Request, translate: Callable[[Fields], dict[str, Any]]) -> Response:
+    async def _answer(self, request: Request, translate: Callable[[Fields], dict[str, Any]]) -> SlicedReply:
         """In a thread: long texts take long. It takes no place in the queue: the engine has no part in it."""
         state = self._state
         state.engine()
@@ -44,18 +45,18 @@ class Tokens:
             state.bodies.read(request) as body,
             state.flights.one(request.receive, state.config.request_timeout_s),
         ):
-            reply, unknown = await body.understood(partial(self._translate, translate=translate))
+            answer, unknown = await body.understood(partial(self._translate, translate=translate))
         state.note_unknown(unknown)
-        return reply
+        return SlicedReply(state.slices, answer)
 
     def _translate(
         self, body: bytearray, translate: Callable[[Fields], dict[str, Any]]
-    ) -> tuple[Response, Iterable[str]]:
-        """The reply, and fields that nobody knows."""
+    ) -> tuple[dict[str, Any], Iterable[str]]:
+        """The answer, and fields that nobody knows."""
         try:
             fields = Fields(parse(body))
             model_name(fields, self._state.names)
-            return JSONResponse(translate(fields)), fields.rest()
+            return translate(fields), fields.rest()
         except RecursionError:
             raise ApiError("the body is nested too deeply") from None
         except TwostepError as error:
@@ -68,8 +69,8 @@ class Tokens:
         return {
             "count": len(tokens),
             "max_model_len": ready.longest,
-            "tokens": tokens,
-            "token_strs": [tokenizer.decode([id_], skip_special=False) for id_ in tokens] if texts else None,
+            "tokens": Many(tokens),
+            "token_strs": Many(tokenizer.decode([id_], skip_special=False) for id_ in tokens) if texts else None,
         }
 
     def _tokens(self, fields: Fields) -> list[int]:
@@ -80,7 +81,8 @@ class Tokens:
             raise ApiError(f"prompt is {shown(prompt)}; it has to be a string", param="prompt")
         _check_text(prompt, "prompt")
         add_bos = None if fields.flag("add_special_tokens", True) else False
-        return self._state.model.tokenizer.encode(prompt, special=True, add_bos=add_bos)
+        parse_special = fields.flag("parse_special", True)
+        return self._state.model.tokenizer.encode_raw(prompt, parse_special=parse_special, add_bos=add_bos)
 
     def _chat_tokens(self, fields: Fields) -> list[int]:
         if "messages" not in fields:

@@ -3,12 +3,12 @@
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes
 from time import monotonic_ns
 
-from twostep.core.hashing import HASH_BYTES, prompt_hashes, root_hash
+from twostep.background import BackgroundWriter
+from twostep.core.blocks import HASH_BYTES, prompt_hashes, root_hash
 from twostep.core.request import BLOCK_TOKENS
 from twostep.errors import WorkloadError
 from twostep.server.ledger import Reply
@@ -22,9 +22,14 @@ KNOWN_BLOCKS = 1 << 18
 a new one: no cache of this machine would still have had it."""
 
 
+BUFFER_BYTES = 16 << 20
+"""What a disk may be behind: some hundred thousand answers to short prompts."""
+
+
 class TrafficRecorder:
-    """A new file at `path`, a row for each answer when it has ended; each is handed to the operating system at once,
-    so that whenever the process dies, what it wrote can be read. `heard` is one of what `Ledger` tells of replies.
+    """A new file at `path`, a row for each answer when it has ended, written by a thread of its own: replies never wait
+    for the disk, and when the process is killed, the file lacks at most the last moments. `heard` is one of what
+    `Ledger` tells of replies.
 
     Prompts are known by hashes with a key that never leaves this object: nobody can find a prompt by trying. Raises
     `WorkloadError` if the file cannot be made; one that is there is not overwritten.
@@ -36,31 +41,36 @@ class TrafficRecorder:
         self._begin_ns = monotonic_ns()
         header = header_line(Workload((), BLOCK_TOKENS, path.stem, f"recorded by twostep serve, {model}"), BY_END)
         try:
-            self._file = path.open("xb")
-            self._write(header)
+            with path.open("xb", buffering=0) as file:
+                file.write(header.encode())
+                self._writer = BackgroundWriter(file.fileno(), BUFFER_BYTES)
         except FileExistsError:
             problem = f"record_workload: {path} exists; a recording never takes its place, give it another name"
             raise WorkloadError(problem) from None
         except OSError as error:
             raise WorkloadError(f"record_workload: {path}: {error.strerror}") from None
+        self._path, self._ended = path, False
 
     def heard(self, reply: Reply) -> None:
-        """Where the file takes no more, the recording ends; requests go on."""
-        if self._file.closed:
+        """If an earlier row could not be written, or too many wait for the disk, the recording ends; requests go on."""
+        if self._ended:
             return
-        try:
-            self._write("".join(map(request_line, self._rows(reply))))
-        except OSError as error:
-            log.warning("%s: %s; the recording of the workload ends here", self._file.name, error.strerror)
-            self.close()
+        rows = "".join(map(request_line, self._rows(reply))).encode()
+        if rows and not self._writer.write(rows):
+            self._end()
 
-    def _write(self, lines: str) -> None:
-        self._file.write(lines.encode())
-        self._file.flush()
+    def _end(self) -> None:
+        self._ended = True
+        error = self._writer.error
+        why = error.strerror if error else "the disk does not keep up"
+        log.warning("%s: %s; the recording of the workload ends here", self._path, why)
 
     def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
+        """Writes the rest, unless the disk is stuck."""
+        written = self._writer.close() and not self._writer.error
+        if not written and not self._ended:
+            self._end()
+        self._ended = True
 
     def _rows(self, reply: Reply) -> Iterator[WorkloadRequest]:
         """One for each answer. What was broken off counts as far as it came: one token at least."""

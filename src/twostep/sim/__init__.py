@@ -1,2 +1,2 @@
-"""Rehearses: the engine's own loop and scheduler, without a model. Read `replay` for runs of the past, `modelled` for
-runs that have not been."""
+"""Rehearses: the engine's own loop and scheduler, without a model. Read `replay` for recorded runs, `modelled` and
+`events` for simulated ones."""

@@ -1,38 +1,41 @@
-"""A run that has not been: steps take the time that a model of them says, answers end where a workload says."""
+"""A simulated run: steps take the time that a cost model expects, answers end where a workload says."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from twostep.core.loop import Abort, Command, EngineLoop
-from twostep.core.plan import Finished, Outcome, Resolved, Step, StepResult
+from twostep.core.cost import CostModel
+from twostep.core.loop import Abort, Capabilities, Command
+from twostep.core.plan import Finished, Resolved, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason, Request
-from twostep.core.step_time import StepShape
-
-
-class PredictsSteps(Protocol):
-    def predict_ns(self, shape: StepShape) -> int:
-        """Time that such a step takes, at least 1."""
-        ...
 
 
 @dataclass
 class VirtualClock:
-    """Stands still but for who moves it."""
+    """Advances only when told to."""
 
     now_ns: int = 0
 
+    def now(self) -> int:
+        return self.now_ns
+
 
 class ModelledExecutor:
-    """Computes nothing. It knows where answers end, which the scheduler does not; output blocks are not kept."""
+    """Computes nothing: a step ends at `ends_ns`. It knows where answers end, which the scheduler does not; the KV of
+    output is not kept for others."""
 
-    def __init__(self, model: PredictsSteps, clock: VirtualClock) -> None:
-        self._model, self._clock = model, clock
+    capabilities = Capabilities(arrived_kv=True)
+
+    def __init__(self, cost: CostModel, clock: VirtualClock, host_ns: int = 0) -> None:
+        """`host_ns`: between the kernels of two steps, as a real host measured it (`Measured.host_ns_per_step`)."""
+        self._cost, self._clock, self._host_ns = cost, clock, host_ns
         self._lengths: dict[int, int] = {}
         self._tokens: Counter[int] = Counter()
-        self._standing: dict[int, None] = {}
-        self._step_ns = 0
+        self._batch: dict[int, None] = {}
+        self._step_ns: int | None = None
+        self.ends_ns = 0
+        """When the step under way ends."""
         self.sampled: tuple[int, ...] = ()
         """The sequences that got a token in the last step."""
 
@@ -47,19 +50,22 @@ class ModelledExecutor:
 
     def start(self, step: Step) -> None:
         for number in step.left:
-            del self._standing[number]
-        self._standing.update(dict.fromkeys(number for number, _ in step.joined))
+            del self._batch[number]
+        self._batch.update(dict.fromkeys(number for number, _ in step.joined))
         sampling = (chunk for chunk in step.plan.chunks if chunk.samples)
-        self.sampled = (*self._standing, *(n for chunk in sampling for n in (chunk.number, *chunk.forks)))
+        self.sampled = (*self._batch, *(n for chunk in sampling for n in (chunk.number, *chunk.forks)))
         self._tokens.update(self.sampled)
-        self._step_ns = self._model.predict_ns(step.plan.shape)
+        self._step_ns = self._cost.estimate(step.plan.shape).expected_ns
+        self.ends_ns = self._clock.now_ns + self._host_ns + self._step_ns
 
-    def finish(self) -> StepResult:
-        """The clock moves to the end of the step."""
-        self._clock.now_ns += self._step_ns
-        stop = Outcome(finished=FinishReason.STOP)
+    def poll(self) -> StepResult | None:
+        step_ns = self._step_ns
+        if step_ns is None or self._clock.now_ns < self.ends_ns:
+            return None
+        self._step_ns = None
+        stop = SliceOutcome(finished=FinishReason.STOP)
         ended = (number for number in self.sampled if self._tokens[number] == self._lengths.get(number))
-        return StepResult(self._step_ns, dict.fromkeys(ended, stop))
+        return StepResult(step_ns, dict.fromkeys(ended, stop))
 
 
 class Arrival(NamedTuple):
@@ -72,7 +78,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass
-class Timeline:
+class ChoiceTimes:
     """When things happened to one choice of a request, in ns of the virtual clock."""
 
     request_id: str
@@ -87,29 +93,24 @@ class Timeline:
     """Text: why it was refused."""
 
 
-class VirtualSurroundings:
-    """Tells the loop each arrival when the clock is there; keeps what happened to each."""
+class SimulatedClient:
+    """Inbox and observer of a simulated loop: hands it arrivals, and keeps what happened to each choice."""
 
-    def __init__(self, arrivals: Iterable[Arrival], executor: ModelledExecutor, clock: VirtualClock) -> None:
-        self._ahead = deque(sorted(arrivals, key=lambda arrival: arrival.at_ns))
-        self._executor, self._clock = executor, clock
+    def __init__(self, executor: ModelledExecutor) -> None:
+        self._executor = executor
+        self._inbox: deque[Arrival] = deque()
         self._asked: dict[str, Arrival] = {}
-        self._live: dict[int, Timeline] = {}
-        self.timelines: list[Timeline] = []
-        """One a choice, in the order in which they were queued; one of a refused request."""
+        self._live: dict[int, ChoiceTimes] = {}
+        self.times: list[ChoiceTimes] = []
+        """One per choice, in the order in which they were queued; one for a refused request."""
 
-    def wait(self) -> bool:
-        """Moves the clock to the next arrival. False if there is none."""
-        if self._ahead:
-            self._clock.now_ns = max(self._clock.now_ns, self._ahead[0].at_ns)
-        return bool(self._ahead)
+    def submit(self, arrival: Arrival) -> None:
+        """Puts its command into the inbox."""
+        self._inbox.append(arrival)
 
-    def now(self) -> int:
-        return self._clock.now_ns
-
-    def hear(self) -> Iterable[Command]:
-        while self._ahead and self._ahead[0].at_ns <= self._clock.now_ns:
-            arrival = self._ahead.popleft()
+    def receive(self) -> Iterable[Command]:
+        while self._inbox:
+            arrival = self._inbox.popleft()
             if not isinstance(arrival.command, Abort):
                 self._asked[arrival.command.id] = arrival
             yield arrival.command
@@ -119,12 +120,12 @@ class VirtualSurroundings:
         for choice, number in enumerate(numbers):
             if choice < len(arrival.output_tokens):
                 self._executor.expect(number, arrival.output_tokens[choice])
-            self._live[number] = Timeline(request.id, choice, arrival.at_ns)
-            self.timelines.append(self._live[number])
+            self._live[number] = ChoiceTimes(request.id, choice, arrival.at_ns)
+            self.times.append(self._live[number])
 
     def refused(self, request: Request, why: str, now: int) -> None:
         arrival = self._asked.pop(request.id)
-        self.timelines.append(Timeline(request.id, 0, arrival.at_ns, finish_ns=now, reason=why))
+        self.times.append(ChoiceTimes(request.id, 0, arrival.at_ns, finish_ns=now, reason=why))
 
     def began(self, step: Step, now: int) -> None:
         for preemption in step.plan.preemptions:
@@ -135,8 +136,8 @@ class VirtualSurroundings:
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
         """Those aborted while the step ran are gone: its tokens are not theirs any more."""
         for number in self._executor.sampled:
-            if timeline := self._live.get(number):
-                timeline.token_ns.append(now)
+            if times := self._live.get(number):
+                times.token_ns.append(now)
         self._end(resolved.finished, now)
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
@@ -147,12 +148,6 @@ class VirtualSurroundings:
 
     def _end(self, finished: tuple[Finished, ...], now: int) -> None:
         for number, reason, _ in finished:
-            timeline = self._live.pop(number)
-            timeline.finish_ns, timeline.reason = now, reason
+            times = self._live.pop(number)
+            times.finish_ns, times.reason = now, reason
             self._executor.forget(number)
-
-
-def rehearse(loop: EngineLoop, around: VirtualSurroundings) -> None:
-    """Runs `loop` until nothing is left to serve and nobody is to come."""
-    while loop.turn() or around.wait():
-        pass

@@ -1,18 +1,19 @@
-"""Repeats a recorded run: the same loop is told the same, and has to decide the same, byte for byte."""
+"""Repeats a recorded run: the same loop gets the same input, and has to make the same plans, byte for byte."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NoReturn
 
-from twostep.core.loop import Command, EngineLoop
+from twostep.core.loop import Capabilities, Command, EngineLoop
 from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.core.scheduler import Counters, Scheduler
 from twostep.errors import RecordingError
+from twostep.perf.linear import LinearCostModel
 from twostep.recording.codec import encode_plan, to_bytes
+from twostep.recording.plan_words import item_words, plan_words
 from twostep.recording.reader import Recording, Turn
-from twostep.recording.words import item_words, plan_words
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ def replay(recording: Recording, watch: Callable[[Turn], None] = lambda turn: No
 
 def _loop(recording: Recording, tape: "_Tape") -> EngineLoop:
     try:
-        scheduler = Scheduler(recording.header.settings.config())
+        scheduler = Scheduler(recording.header.settings.config(), LinearCostModel())
     except ValueError as error:
         raise RecordingError(f"its settings, in line 1: {error}") from error
     tape.seen.counters = scheduler.counters
-    return EngineLoop(scheduler, tape, tape)
+    return EngineLoop(scheduler, tape, clock=tape, inbox=tape, observer=tape)
 
 
 def _repeat(loop: EngineLoop, tape: "_Tape") -> None:
@@ -101,7 +102,9 @@ class _DiffersError(Exception):
 
 
 class _Tape:
-    """Surroundings and executor of the loop: both say what was recorded in the turn under way."""
+    """Clock, inbox, observer and executor of the loop: all answer what was recorded in the turn under way."""
+
+    capabilities = Capabilities(drafts=True, arrived_kv=True)
 
     def __init__(self, seen: Replay) -> None:
         self.seen = seen
@@ -135,7 +138,7 @@ class _Tape:
             self._differ(_difference(self._turn.line, recorded.plan, step.plan))
         self.seen.same += 1
 
-    def finish(self) -> StepResult:
+    def poll(self) -> StepResult:
         assert self._turn.step is not None, "`start` goes first"
         return self._turn.step.result
 
@@ -143,7 +146,7 @@ class _Tape:
         self.seen.difference = difference
         raise _DiffersError
 
-    # --- surroundings ---------------------------------------------------------------------------------------------
+    # --- clock, inbox, observer -----------------------------------------------------------------------------------
 
     def now(self) -> int:
         now = next(self._times_ns, None)
@@ -151,7 +154,7 @@ class _Tape:
             raise RecordingError("times: fewer of them than the loop asks for")
         return now
 
-    def hear(self) -> Iterable[Command]:
+    def receive(self) -> Iterable[Command]:
         return next(self._heard)
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:

@@ -1,13 +1,15 @@
 """Sizes memory: weights, activations, KV cache. The only place that does, for engine, simulator and planner alike.
 
 Pure arithmetic: free memory and the size of weights are measured elsewhere; a plan that does not fit is returned with
-its fault, not raised. Sizes are in bytes; "free" is memory before anything of the model is in it.
+its fault, not raised. Sizes are in bytes; "free" is memory before anything of the model is in it, but with the
+interpreters that run by then.
 """
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from twostep.spec.host import HostDemand
 from twostep.spec.kv_layout import KvLayout
 from twostep.spec.shape import ModelShape
 
@@ -32,6 +34,13 @@ class MemoryDemand:
     logit_rows: int
     sequences: int = 1
     rotations: int = 1
+    host: HostDemand | None = None
+    """The processes around it; `None` where only the model counts."""
+
+    @property
+    def host_bytes(self) -> int:
+        """What the processes take beside the model."""
+        return self.host.total_bytes if self.host else 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -74,8 +83,8 @@ class MemoryDemand:
 
     @property
     def fixed_bytes(self) -> int:
-        """All but the KV cache. Scratch of the threads, a few MiB each at most, is not counted."""
-        return self.weights_bytes + self.activation_bytes
+        """All but the KV cache."""
+        return self.weights_bytes + self.activation_bytes + self.host_bytes
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks of one sequence of so many tokens."""
@@ -169,6 +178,8 @@ class MemoryPlan:
             f"activations: {tokens} x {size_text(row_bytes(demand.shape, demand.rotations))} + "
             f"{rows} x {size_text(logit_row_bytes(demand.shape))} = {size_text(self.activation_bytes)}"
         )
+        if demand.host:
+            yield f"processes: {demand.host.words()} = {size_text(demand.host_bytes)}"
         vectors = f"2 x {layout.layers} layers x {layout.kv_heads} KV heads x {layout.padded_head_dim} elements"
         yield f"KV per token: {vectors} x {layout.element_bytes} B = {self.kv_bytes_per_token} B"
         blocks = f"{self.blocks} blocks of {layout.block_tokens} tokens"
@@ -202,7 +213,8 @@ class MemoryPlan:
         room = _room(self.demand, self.free_bytes, share)
         part = "" if share == 1 else f"{100 * share:g} % of "
         fixed = f"{size_text(self.weights_bytes)} weights - {size_text(self.activation_bytes)} activations"
-        return f"{part}{size_text(self.free_bytes)} free - {fixed} = {size_text(room)}"
+        host = f" - {size_text(self.demand.host_bytes)} processes" if self.demand.host else ""
+        return f"{part}{size_text(self.free_bytes)} free - {fixed}{host} = {size_text(room)}"
 
     def _capacity(self, context: int) -> str:
         count = self.full_length_sequences(context)

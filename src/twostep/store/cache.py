@@ -4,13 +4,29 @@ import hashlib
 import os
 from pathlib import Path
 
+from twostep.errors import FetchError
 from twostep.store.catalogue import Entry
 
 
 def cache_folder() -> Path:
-    """`$TWOSTEP_MODELS` if set and not empty, else `~/.cache/twostep/models`. Need not exist."""
-    chosen = os.environ.get("TWOSTEP_MODELS")
-    return Path(chosen) if chosen else Path.home() / ".cache" / "twostep" / "models"
+    """`$TWOSTEP_MODELS` if set and not empty, else `twostep/models` in `$XDG_CACHE_HOME` or `~/.cache`. Need not exist.
+
+    Raises `FetchError` where the user has no home folder either.
+    """
+    if chosen := os.environ.get("TWOSTEP_MODELS"):
+        return Path(chosen)
+    return _user_cache() / "twostep" / "models"
+
+
+def _user_cache() -> Path:
+    """The XDG specification has relative paths ignored."""
+    if os.path.isabs(chosen := os.environ.get("XDG_CACHE_HOME", "")):
+        return Path(chosen)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # a user id that no account has, as containers are often given
+        problem = f"HOME is not set and user {os.getuid()} has no account, so there is no folder for models"
+        raise FetchError(f"{problem}; set TWOSTEP_MODELS to one, or give the path of a .gguf file") from None
 
 
 def cached_files() -> list[Path]:

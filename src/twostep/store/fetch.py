@@ -44,10 +44,17 @@ def fetch(entry: Entry, progress: Progress) -> Path:
             if not has_right_hash(target, entry):
                 _bring(entry, target, progress)
     except OSError as error:
-        raise FetchError(f"{entry.name}: {error.strerror or error}: {error.filename or folder}") from error
+        what = f"{error.strerror or error}: {error.filename or folder}"
+        raise FetchError(f"{entry.name}: {what}{_hint(error)}") from error
     finally:
         progress.clear()
     return target
+
+
+def _hint(error: OSError) -> str:
+    """What helps where the folder cannot be written, as `/.cache` of a container's user."""
+    is_denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return "; set TWOSTEP_MODELS to a folder that can be written" if is_denied else ""
 
 
 @contextmanager

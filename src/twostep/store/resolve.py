@@ -1,6 +1,7 @@
 """What a user may write for a model: a name of the catalogue, a `.gguf` path, or the stem of a file in the cache."""
 
 import os
+import re
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def resolve(model: str, progress: Progress) -> Path:
     if model in CATALOGUE:
         return ensure(CATALOGUE[model], progress)
     if model.endswith(".gguf") or os.sep in model:
-        return _file(Path(model))
+        return _file(model)
     if (cached := cache_folder() / f"{model}.gguf").is_file():
         return cached
     raise _unknown(model, [*CATALOGUE, *(path.stem for path in cached_files())], "; or give the path of a .gguf file")
@@ -32,16 +33,29 @@ def entry_named(name: str) -> Entry:
     return CATALOGUE[name]
 
 
-def _file(path: Path) -> Path:
+def _file(model: str) -> Path:
+    path = Path(model)
     if not path.exists():
-        raise ModelFileError(f"{path}: no such file")
+        raise ModelFileError(f"{path}: no such file{_hub_hint(model)}")
     if not path.is_file():
         raise ModelFileError(f"{path}: not a file; a model is a .gguf file")
     return path
+
+
+def _hub_hint(model: str) -> str:
+    """What to do with `OWNER/NAME`, a model for other programs; also with a host before it or `:TAG` after it."""
+    found = re.fullmatch(r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/|hf://)?([\w-]+/[\w.-]+)(?::[\w.-]+)?", model)
+    if not found or found[1].endswith(".gguf"):
+        return ""
+    return (
+        f"; {found[1]} may be a repository of the Hugging Face Hub, from which nothing is downloaded here: download a "
+        ".gguf file of it and give its path"
+    )
 
 
 def _unknown(model: str, known: list[str], otherwise: str = "") -> FetchError:
     """Suggests those of the known names that look alike."""
     near = get_close_matches(model, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = hint or _hub_hint(model)
     return FetchError(f"unknown model {model!r}; known: {', '.join(known)}{otherwise}{hint}")

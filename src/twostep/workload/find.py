@@ -16,7 +16,8 @@ def excerpt_names() -> list[str]:
 
 
 def find_workload(name: str, say: Say) -> Workload:
-    """The excerpt of this name, else the file at this path, in any format that is known; ./NAME is always a file.
+    """The excerpt of this name, else the file at this path, in any format that is known; ./NAME is always a file, and -
+    standard input.
 
     Raises `WorkloadError`.
     """

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from twostep.errors import WorkloadError
-from twostep.workload.format import MARK, from_first, is_in_order, read_workload
+from twostep.input_file import InputFile
+from twostep.workload.format import MARK, from_first, is_in_order, read_lines
 from twostep.workload.lines import Say, from_json, naming, numbered_lines
 from twostep.workload.values import MOST_TOKENS, count_in, number_in, whole, wrong
 from twostep.workload.workload import Workload, WorkloadRequest
@@ -44,18 +45,20 @@ def open_workload(path: Path, say: Say) -> Workload:
     """Of any format that is known, told by its first line.
 
     Raises `WorkloadError` that names file, line and field, and what is allowed; `OSError` if there is no file.
+    A pipe will do, and - for standard input.
     """
-    number, line = next(numbered_lines(path), (1, b""))
-    with naming(path, number):
+    source = InputFile(path)
+    number, line = next(numbered_lines(source), (1, b""))
+    with naming(source, number):
         names = _field_names(line)
     if MARK in names:
-        return read_workload(path, say)
+        return read_lines(source, say)
     for trace in TRACES:
         if set(names).issuperset(trace.fields):
-            _check_once(trace.fields, names, path, number)
-            return _import(path, trace, say)
+            _check_once(trace.fields, names, source, number)
+            return _import(source, trace, say)
     known = "; ".join([f"Twostep's ({MARK})", *(f"{trace.name} ({', '.join(trace.fields)})" for trace in TRACES)])
-    raise WorkloadError(f"{path}: the first line has none of the formats that are known: {known}")
+    raise WorkloadError(f"{source}: the first line has none of the formats that are known: {known}")
 
 
 def _field_names(line: bytes) -> list[str]:
@@ -66,33 +69,33 @@ def _field_names(line: bytes) -> list[str]:
     return list(value) if isinstance(value, dict) else []
 
 
-def _check_once(fields: Sequence[str], names: Sequence[str], path: Path, number: int) -> None:
+def _check_once(fields: Sequence[str], names: Sequence[str], source: InputFile, number: int) -> None:
     """Each of the fields: of two columns nobody knows which was meant."""
-    with naming(path, number):
+    with naming(source, number):
         for field in fields:
             if names.count(field) > 1:
                 raise WorkloadError(f"{field!r} is there more than once")
 
 
-def _import(path: Path, trace: Trace, say: Say) -> Workload:
+def _import(source: InputFile, trace: Trace, say: Say) -> Workload:
     """Rows without tokens of prompt or answer are dropped: they failed, and nothing of them can be measured."""
-    raws = list(_raws(path, trace))
+    raws = list(_raws(source, trace))
     served = [
         WorkloadRequest(raw.at_s, raw.input_tokens, raw.output_tokens, raw.blocks)
         for raw in raws
         if raw.input_tokens and raw.output_tokens
     ]
     if len(served) < len(raws):
-        say(f"{path}: {len(raws) - len(served)} of {len(raws)} rows dropped, they have no prompt or no answer")
+        say(f"{source}: {len(raws) - len(served)} of {len(raws)} rows dropped, they have no prompt or no answer")
     if not is_in_order(served):
-        say(f"{path}: rows are not in the order of their arrival, they were sorted")
-    source = f"{path.name}, {trace.name}: {trace.origin}"
-    return Workload(from_first(served), trace.block_tokens, path.stem, source)
+        say(f"{source}: rows are not in the order of their arrival, they were sorted")
+    origin = f"{source.path.name}, {trace.name}: {trace.origin}"
+    return Workload(from_first(served), trace.block_tokens, source.path.stem, origin)
 
 
-def _raws(path: Path, trace: Trace) -> Iterator[_Raw]:
-    for number, row in (_json_rows if trace.is_json else _csv_rows)(path):
-        with naming(path, number):
+def _raws(source: InputFile, trace: Trace) -> Iterator[_Raw]:
+    for number, row in (_json_rows if trace.is_json else _csv_rows)(source):
+        with naming(source, number):
             missing = [name for name in trace.fields if name not in row]
             if missing:
                 raise WorkloadError(f"{', '.join(missing)} is missing")
@@ -100,20 +103,20 @@ def _raws(path: Path, trace: Trace) -> Iterator[_Raw]:
         yield raw
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    for number, line in numbered_lines(path):
-        with naming(path, number):
+def _json_rows(source: InputFile) -> Iterator[tuple[int, Row]]:
+    for number, line in numbered_lines(source):
+        with naming(source, number):
             value = from_json(line)
             if not isinstance(value, dict):
                 wrong("the row", value, "an object")
         yield number, value
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    lines = numbered_lines(path)
+def _csv_rows(source: InputFile) -> Iterator[tuple[int, Row]]:
+    lines = numbered_lines(source)
     names = _csv_fields(next(lines)[1])
     for number, line in lines:
-        with naming(path, number):
+        with naming(source, number):
             fields = _csv_fields(line)
             if len(fields) != len(names):
                 raise WorkloadError(f"{len(fields)} fields, the first line names {len(names)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twostep.errors import WorkloadError
+from twostep.input_file import InputFile
 from twostep.workload.lines import Say, from_json, is_torn, naming, numbered_lines
 from twostep.workload.values import record, seconds, text, tokens, whole, wrong
 from twostep.workload.workload import Workload, WorkloadRequest
@@ -35,17 +36,22 @@ def read_workload(path: Path, say: Say) -> Workload:
 
     Raises `WorkloadError` that names file, line and field, and what is allowed; `OSError` if there is no file.
     """
-    lines = numbered_lines(path)
+    return read_lines(InputFile(path), say)
+
+
+def read_lines(source: InputFile, say: Say) -> Workload:
+    """As `read_workload`."""
+    lines = numbered_lines(source)
     number, first = next(lines, (1, b""))
-    with naming(path, number):
+    with naming(source, number):
         header = _decode_header(from_json(first))
     requests: list[WorkloadRequest] = []
     last_s = 0.0
     for number, line in lines:
         if is_torn(line):
-            say(f"{path}, line {number}: the last line is cut off, it was left out")
+            say(f"{source}, line {number}: the last line is cut off, it was left out")
             break
-        with naming(path, number):
+        with naming(source, number):
             request = _decode_request(from_json(line), len(requests), header)
             last_s = _checked_order(request, last_s, header)
         requests.append(request)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from json import JSONDecodeError, JSONDecoder
-from pathlib import Path
 from reprlib import repr as short
 
 from twostep.errors import WorkloadError
+from twostep.input_file import InputFile
 
 Say = Callable[[str], None]
 """Gets one line for a person: what was left out, sorted or clipped. Nothing of the kind happens in silence."""
@@ -18,32 +18,33 @@ MOST_LINES = 6_000_000
 """About a gigabyte of requests; the longest public trace that we know has 5.3 million."""
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(source: InputFile) -> Iterator[tuple[int, bytes]]:
     """Lines that are not empty, with their numbers from 1, and without a byte order mark before them.
 
-    Raises `WorkloadError`, or `OSError` if there is no file.
+    Raises `WorkloadError`.
     """
-    with path.open("rb") as file:
+    with source.open() as file:
         for number in count(1):
             line = file.readline(MOST_LINE_BYTES + 1)
             if not line:
                 return
             if len(line) > MOST_LINE_BYTES:
-                raise WorkloadError(f"{path}, line {number}: longer than {MOST_LINE_BYTES >> 20} MiB, the most allowed")
+                most = f"{MOST_LINE_BYTES >> 20} MiB, the most allowed"
+                raise WorkloadError(f"{source}, line {number}: longer than {most}")
             if number > MOST_LINES:
-                raise WorkloadError(f"{path} has more than {MOST_LINES} lines, the most allowed; cut it into parts")
+                raise WorkloadError(f"{source} has more than {MOST_LINES} lines, the most allowed; cut it into parts")
             line = line.removeprefix(BOM_UTF8) if number == 1 else line
             if line.strip():
                 yield number, line
 
 
 @contextmanager
-def naming(path: Path, line: int) -> Iterator[None]:
+def naming(source: InputFile, line: int) -> Iterator[None]:
     """A `WorkloadError` from inside gets file and line put before it."""
     try:
         yield
     except WorkloadError as error:
-        raise WorkloadError(f"{path}, line {line}: {error}") from None
+        raise WorkloadError(f"{source}, line {line}: {error}") from None
 
 
 def _object(members: list[tuple[str, object]]) -> dict[str, object]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from twostep.core.plan import Admission, Chunk, Held, Plan, Preemption
+from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption
 
 
 def plan_words(plan: Plan) -> str:
     """One line: "step 7: 3 decode; 9: 48 tokens from 32 (token budget of 64 a step); predicted 38.9 ms"."""
-    lists = (plan.preemptions, plan.admissions, plan.chunks, plan.held)
+    lists = (plan.preemptions, plan.admissions, plan.chunks, plan.not_admitted)
     parts = [f"{plan.decoding} decode"] if plan.decoding else []
     parts += [item_words(item) for items in lists for item in items]
     if plan.predicted_ns is not None:
@@ -16,7 +16,7 @@ def plan_words(plan: Plan) -> str:
     return f"step {plan.step}: {'; '.join(parts)}"
 
 
-def item_words(item: Preemption | Admission | Chunk | Held) -> str:
+def item_words(item: Preemption | Admission | Chunk | NotAdmitted) -> str:
     """One clause that begins with the number of the sequence."""
     words: Callable[[Any], str] = _WORDS[type(item)]
     return f"{item.number} {words(item)}"
@@ -28,7 +28,7 @@ def _preemption(item: Preemption) -> str:
 
 def _admission(item: Admission) -> str:
     arrived = f", {item.arrived} tokens arrived with their KV" if item.arrived else ""
-    return f"joins with {item.known} tokens, {item.cached} blocks of them cached{arrived}"
+    return f"is admitted with {item.known} tokens, {item.cached} blocks of them cached{arrived}"
 
 
 def _chunk(item: Chunk) -> str:
@@ -38,7 +38,7 @@ def _chunk(item: Chunk) -> str:
     return f"computes {item.tokens} from {item.start}{drafts}{samples}{forks} ({item.reason.words()})"
 
 
-def _held(item: Held) -> str:
+def _not_admitted(item: NotAdmitted) -> str:
     return f"has to wait ({item.reason.words()})"
 
 
@@ -46,5 +46,5 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     Preemption: _preemption,
     Admission: _admission,
     Chunk: _chunk,
-    Held: _held,
+    NotAdmitted: _not_admitted,
 }

@@ -1,14 +1,14 @@
-"""The sequences that decode: each step computes one token of every one, so a step costs what changes among them."""
+"""The decode batch: sequences of which every step computes one token, so that a step costs only what changes."""
 
 from collections.abc import Iterable, ValuesView
 
 from twostep.core.request import BLOCK_TOKENS, Sequence, Stage
 
 
-class Standing:
-    """Members are one token behind. A step counts once for all: a member's `computed` is its `offset` + `steps`.
+class DecodeBatch:
+    """Members are one token behind. A step is counted once for all: `computed` of a member is its `offset` + `steps`.
 
-    Two calendars say who needs attention when: members by where they stand in their block, and by the step that
+    Two indexes find the members that need attention: by their position within their block, and by the step that
     computes their last token.
     """
 
@@ -32,9 +32,9 @@ class Standing:
         return seq.offset + self.steps
 
     def join(self, seq: Sequence) -> None:
-        """`seq`, whose counts are up to date, decodes from the next step on."""
-        assert seq.known == seq.computed + 1, "who decodes is one token behind"
-        seq.stage = Stage.STANDING
+        """Adds `seq`, whose counts are up to date; it decodes from the next step on."""
+        assert seq.known == seq.computed + 1, "a decoding sequence is one token behind"
+        seq.stage = Stage.DECODE
         seq.offset = seq.computed - self.steps
         self._members[seq.number] = seq
         self._at_phase[seq.offset % BLOCK_TOKENS][seq.number] = seq
@@ -42,7 +42,7 @@ class Standing:
         self.context_tokens += seq.computed + 1
 
     def leave(self, seq: Sequence) -> None:
-        """Takes `seq` out and brings its own counts up to date."""
+        """Removes `seq` and brings its own counts up to date."""
         seq.computed = self.computed(seq)
         seq.known = seq.computed + 1
         del self._members[seq.number]
@@ -54,7 +54,7 @@ class Standing:
         self.context_tokens -= seq.computed + 1
 
     def advance(self) -> None:
-        """A step computes one token of each."""
+        """Counts a step that computes one token of each member."""
         self.steps += 1
         self.context_tokens += len(self._members)
 
@@ -63,7 +63,7 @@ class Standing:
         return self._at_phase[-self.steps % BLOCK_TOKENS].values()
 
     def finishing(self) -> list[Sequence]:
-        """Members for which the last step computed their last token."""
+        """Members whose last token was computed by the last step counted."""
         return list(self._last.get(self.steps, {}).values())
 
     def _last_step(self, seq: Sequence) -> int:
@@ -71,7 +71,7 @@ class Standing:
         return seq.request.prompt_tokens + seq.request.max_tokens - 1 - seq.offset
 
     def check(self) -> None:
-        """Raises `AssertionError` where the calendars are not those of the members."""
+        """Raises `AssertionError` where the indexes do not match the members."""
         phases = {n: phase for phase, here in enumerate(self._at_phase) for n in here}
         assert phases == {n: seq.offset % BLOCK_TOKENS for n, seq in self._members.items()}, "phases"
         last = {n: step for step, here in self._last.items() for n in here}

@@ -1,0 +1,297 @@
+"""Writing without waiting: a bounded buffer and a thread that writes it to a file descriptor.
+
+A pipe that nobody reads, a terminal paused with Ctrl-S and a stuck disk all block a write for as long as they like. An
+event loop or an engine's loop must not wait for them, so it hands what it has to say to a `BackgroundWriter`.
+"""
+
+import io
+import os
+import select
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition, RLock, Thread, current_thread
+from time import monotonic
+from typing import TextIO
+
+LOG_BYTES = 1 << 20
+"""Size of a log's buffer: some 5000 lines."""
+PATIENCE_S = 1.0
+"""How long the end of a process waits for a reader that takes nothing."""
+_WRITE_BYTES = 1 << 16
+
+Notice = Callable[[int], bytes]
+"""Makes the line that says how many lines were dropped."""
+
+
+class BackgroundWriter:
+    """Owns a buffer of at most `limit_bytes` and the thread that writes it to `fd`. Safe for use by several threads.
+
+    With `notice`, for logs: what does not fit or cannot be written is dropped, and the reader is told how many lines
+    were as soon as it reads again. Without, for files that are useless with a gap: writing ends with the first error.
+    It writes to a duplicate of `fd`: whoever gave it may close it. A forked child has no thread, so nothing is written
+    there.
+    """
+
+    def __init__(self, fd: int, limit_bytes: int = LOG_BYTES, *, notice: Notice | None = None) -> None:
+        self._buffer = _Buffer(limit_bytes, notice)
+        self._thread = Thread(target=_write_out, args=(os.dup(fd), self._buffer), name="twostep-writer", daemon=True)
+        self._thread.start()
+        self._finish = weakref.finalize(self, _finish, self._buffer, self._thread, PATIENCE_S)
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were dropped so far."""
+        return self._buffer.dropped
+
+    @property
+    def error(self) -> OSError | None:
+        """The last failed write's."""
+        return self._buffer.error
+
+    def write(self, lines: bytes) -> bool:
+        """Returns at once: whether `lines`, which have to be whole, were accepted."""
+        return self._buffer.put(lines)
+
+    def close(self, patience_s: float = PATIENCE_S) -> bool:
+        """Writes the rest and ends the thread; gives up once nothing could be written for `patience_s`.
+
+        Returns whether the thread ended; if not, it is stuck in a write.
+        """
+        self._finish.detach()
+        return _finish(self._buffer, self._thread, patience_s)
+
+
+class _Buffer:
+    """What a writer and its thread share; it does not keep the writer alive."""
+
+    def __init__(self, limit_bytes: int, notice: Notice | None) -> None:
+        self.dropped = self.written = 0
+        """Lines, and bytes."""
+        self.error: OSError | None = None
+        self.ended = False
+        """The thread is to end at once."""
+        self._closing = False
+        """The thread is to end when everything is written."""
+        self._changed = Condition()  # reentrant, as a signal handler may log
+        self._parts: deque[bytes | int] = deque()
+        """Lines; a number stands for so many dropped ones."""
+        self._size, self._limit_bytes, self._notice = 0, limit_bytes, notice
+        self._untold = 0
+        """Lines dropped after the last part."""
+        self._failing = False
+        """The last write failed: the next is tried when there is something new to write."""
+        self._pid = os.getpid()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child, where no thread writes and the lock may stay locked for ever."""
+        return os.getpid() != self._pid
+
+    def put(self, lines: bytes) -> bool:
+        """Whether they were accepted. After a drop half of the buffer has to be free, so that a slow reader gets runs
+        of lines instead of every other one."""
+        if self.foreign:
+            return False
+        with self._changed:
+            room = (self._limit_bytes // 2 if self._untold else self._limit_bytes) - self._size
+            if self._closing or len(lines) > room or (self.error and not self._notice):
+                self._drop(lines)
+                return False
+            self._mark_gap()
+            self._parts.append(lines)
+            self._size += len(lines)
+            self._failing = False
+            self._changed.notify_all()
+            return True
+
+    def take(self) -> bytes | int | None:
+        """What to write next, up to a gap; waits for it. A number: so many lines were dropped. None: the end."""
+        with self._changed:
+            while not self._parts and not self._closing and (self._failing or not self._untold):
+                self._changed.wait()
+            if not self._parts and not self._failing:
+                self._mark_gap()
+            if not self._parts or self.ended:
+                return None
+            first = self._parts.popleft()
+            if isinstance(first, int):
+                return first
+            joined, size = [first], len(first)
+            while self._parts and isinstance(part := self._parts[0], bytes) and size < _WRITE_BYTES:
+                joined.append(part)
+                size += len(part)
+                self._parts.popleft()
+            return b"".join(joined)
+
+    def notice(self, dropped: int) -> bytes:
+        assert self._notice is not None
+        return self._notice(dropped)
+
+    def wrote(self, count: int, *, notice: bool) -> None:
+        with self._changed:
+            self.written += count
+            self._size -= 0 if notice else count
+
+    def failed(self, error: OSError, part: bytes | int, rest: bytes) -> None:
+        """`part` could not be written, but for what comes before `rest`."""
+        with self._changed:
+            self.error, self._failing = error, True
+            if isinstance(part, int):
+                self._untold += part
+            else:
+                self._size -= len(rest)
+                self._drop(rest)
+            self.ended = self.ended or self._notice is None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _drop(self, lines: bytes) -> None:
+        self.dropped += lines.count(b"\n") or 1
+        self._untold += lines.count(b"\n") or 1
+
+    def _mark_gap(self) -> None:
+        if self._untold and self._notice:
+            self._parts.append(self._untold)
+        self._untold = 0
+
+
+def _write_out(fd: int, buffer: _Buffer) -> None:
+    """The thread; closes `fd` at its end. No file object: its lock would be held while a write blocks."""
+    while (part := buffer.take()) is not None:
+        is_notice = isinstance(part, int)
+        rest = memoryview(buffer.notice(part) if isinstance(part, int) else part)
+        try:
+            while rest and not buffer.ended:
+                count = _write_some(fd, rest)
+                buffer.wrote(count, notice=is_notice)
+                rest = rest[count:]
+        except OSError as error:
+            buffer.failed(error, part, bytes(rest))
+    os.close(fd)
+
+
+def _write_some(fd: int, data: memoryview) -> int:
+    """Writes what the descriptor takes; waits while it takes nothing, also if it is non-blocking: whoever shares the
+    open file may have made it so."""
+    while True:
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll()
+
+
+def _finish(buffer: _Buffer, thread: Thread, patience_s: float) -> bool:
+    """Whether the thread ended. One that is stuck in a write is left: it is a daemon, and ends with the process."""
+    if buffer.foreign:  # the parent writes it
+        return True
+    buffer.close()
+    if thread is current_thread():  # whose garbage collection found the writer
+        return False
+    written, since_s = buffer.written, monotonic()
+    while thread.is_alive() and monotonic() - since_s <= patience_s:
+        thread.join(0.05)
+        if buffer.written != written:
+            written, since_s = buffer.written, monotonic()
+    buffer.ended = True
+    return not thread.is_alive()
+
+
+# --- standard output and error ------------------------------------------------------------------------------------
+
+
+class BackgroundStream(io.TextIOBase):
+    """Takes the place of a text stream: lines go through a `BackgroundWriter`."""
+
+    def __init__(self, stream: TextIO, limit_bytes: int) -> None:
+        """Raises `OSError` if `stream` has no descriptor. It has to stay open as long as this one is used."""
+        stream.flush()
+        self._fd = stream.fileno()
+        self._encoding = stream.encoding or "utf-8"
+        self._pending = ""
+        self._lock = RLock()  # reentrant, as a signal handler may log
+        self._writer = BackgroundWriter(self._fd, limit_bytes, notice=_dropped_lines)
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
+
+    @property
+    def dropped(self) -> int:
+        """Lines that were dropped so far."""
+        return self._writer.dropped
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return os.isatty(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def write(self, text: str) -> int:
+        """Passes whole lines on; the begin of one waits for its end."""
+        with self._lock:
+            lines, newline, self._pending = (self._pending + text).rpartition("\n")
+            self._pass_on(lines + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        """Passes on what there is of a line. Waits for nothing."""
+        with self._lock:
+            text, self._pending = self._pending, ""
+            self._pass_on(text)
+
+    def finish(self, patience_s: float = PATIENCE_S) -> bool:
+        """Writes the rest, but does not wait longer than `patience_s` for a reader that takes nothing.
+
+        Returns whether the stream can be used directly again: no write is stuck.
+        """
+        self.flush()
+        return self._writer.close(patience_s)
+
+    def _pass_on(self, text: str) -> None:
+        if text:
+            self._writer.write(text.encode(self._encoding, "backslashreplace"))
+
+
+def _dropped_lines(count: int) -> bytes:
+    lines = "1 log line was" if count == 1 else f"{count} log lines were"
+    return f"twostep: {lines} dropped, because the log could not be written as fast\n".encode()
+
+
+@contextmanager
+def background_output(
+    limit_bytes: int = LOG_BYTES, names: Sequence[str] = ("stdout", "stderr")
+) -> Iterator[Callable[[], int]]:
+    """While it lasts, these streams of `sys` never wait. Yields a function that returns how many lines they dropped.
+
+    A stream that could not be written to its end stays replaced: what is printed later must not wait for it either.
+    """
+    replaced = {name: _in_background(getattr(sys, name), limit_bytes) for name in names}
+    streams = {name: made for name, made in replaced.items() if made is not None}
+    originals = {name: getattr(sys, name) for name in streams}
+    for name, stream in streams.items():
+        setattr(sys, name, stream)
+    try:
+        yield lambda: sum(stream.dropped for stream in streams.values())
+    finally:
+        for name, stream in streams.items():
+            if stream.finish() and getattr(sys, name) is stream:
+                setattr(sys, name, originals[name])
+
+
+def _in_background(stream: TextIO | None, limit_bytes: int) -> BackgroundStream | None:
+    """None for what is closed or has no descriptor, as in tests: it cannot block."""
+    try:
+        return None if stream is None else BackgroundStream(stream, limit_bytes)
+    except (OSError, ValueError):  # `io.UnsupportedOperation` is both
+        return None

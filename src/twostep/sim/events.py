@@ -1,0 +1,72 @@
+"""One event queue on one virtual clock, which hosts any number of engine loops."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+
+from twostep.core.loop import EngineLoop
+from twostep.sim.modelled import Arrival, ModelledExecutor, SimulatedClient, VirtualClock
+
+Action = Callable[[], None]
+
+
+class EventQueue:
+    """Runs actions in the order of their times, equal times in the order in which they were scheduled: the same
+    schedule leads to the same run."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self._heap: list[tuple[int, int, Action]] = []
+        self._numbers = count()
+
+    def at(self, time_ns: int, action: Action) -> None:
+        """Schedules `action`. A time that has passed counts as now."""
+        heappush(self._heap, (max(time_ns, self.clock.now_ns), next(self._numbers), action))
+
+    def run(self) -> None:
+        """Until no event is left; moves the clock from event to event."""
+        while self._heap:
+            self.clock.now_ns, _, action = heappop(self._heap)
+            action()
+
+
+class LoopHost:
+    """Hosts one loop on an event queue: begins steps, ends each when the executor says that it ends, and looks again
+    when something arrives or the loop asks for it."""
+
+    def __init__(
+        self, queue: EventQueue, loop: EngineLoop, executor: ModelledExecutor, client: SimulatedClient
+    ) -> None:
+        self._queue, self._loop, self._executor, self._client = queue, loop, executor, client
+        self._stepping = False
+        self._wake_ns: int | None = None
+
+    def expect(self, arrivals: Iterable[Arrival]) -> None:
+        """Schedules what will be asked."""
+        for arrival in arrivals:
+            self._queue.at(arrival.at_ns, partial(self._arrive, arrival))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._client.submit(arrival)
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        """After all events of this moment that are scheduled already, so that the next step knows what they brought."""
+        self._queue.at(self._queue.clock.now_ns, self._wake)
+
+    def _wake(self) -> None:
+        if self._stepping:
+            return
+        if self._loop.begin():
+            self._stepping = True
+            self._queue.at(self._executor.ends_ns, self._end_step)
+        elif (wake_ns := self._loop.next_wake_ns) is not None and wake_ns != self._wake_ns:
+            self._wake_ns = wake_ns
+            self._queue.at(wake_ns, self._wake)
+
+    def _end_step(self) -> None:
+        ended = self._loop.poll()
+        assert ended, "the executor named a time at which its step does not end"
+        self._stepping = False
+        self._wake_soon()
