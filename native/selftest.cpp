@@ -267,7 +267,7 @@ void check_quotients(const Kernels& k, std::vector<Check>& out) {
 }
 
 void check_rows(const Kernels& k, std::vector<Check>& out) {
-  Worst norm, silu, rotation, panels;
+  Worst norm, silu, gelu, rotation, panels;
   Random random(7);
   for (int n : {1, 15, 16, 17, 64, 576}) {
     const std::vector<float> x = random.floats(n, 4), w = random.floats(n, 2);
@@ -286,6 +286,12 @@ void check_rows(const Kernels& k, std::vector<Check>& out) {
       const int at = j / count * kPanel + j % count;
       const double expected = gate[at] / (1 + std::exp(-double(gate[at]))) * up[at];
       silu.see(std::fabs(y[j] - expected) / (std::fabs(expected) + 1e-3));
+    }
+    k.gated(Activation::GeluTanh, gate.data(), up.data(), 2, count, y.data(), count);
+    for (int j = 0; j < 2 * count; ++j) {
+      const int at = j / count * kPanel + j % count;
+      const double x = gate[at], expected = x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x))) / 2 * up[at];
+      gelu.see(std::fabs(y[j] - expected) / (std::fabs(expected) + 1e-3));
     }
   }
   for (int dim : {2, 6, 8, 64, 128}) {
@@ -314,6 +320,7 @@ void check_rows(const Kernels& k, std::vector<Check>& out) {
   }
   out.push_back({"rms norm", norm.value(), 2e-5});
   out.push_back({"gated silu", silu.value(), 2e-6});
+  out.push_back({"gated gelu", gelu.value(), 1e-5});
   out.push_back({"rope", rotation.value(), 1e-6});
   out.push_back({"put and add", panels.value(), 1e-6});
 }
