@@ -62,7 +62,10 @@ class KernelExecutor:
         threads: int,
         slept_ns: Callable[[], int],
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `slept_ns`: see `Cores`."""
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known.
+
+        `slept_ns`: see `Cores`.
+        """
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
