@@ -38,6 +38,8 @@ class Team {
     Team& team_;
   };
 
+  // Inside run(): the members that take part, 0 to active() - 1.
+  int active() const { return active_; }
   // Members, whether or not they take part.
   int size() const { return size_; }
 
