@@ -267,14 +267,15 @@ void Program::end_rows(const Batch& batch) {
 
 int Program::widest() const { return std::max({dims_.width, dims_.query_width(), dims_.ffn_width}); }
 
-// `own`: in the member's own memory. `one_stride`: the same for all instructions, since members may be at different ones, and
-// must not write to records that others still read.
-Program::Input Program::input_of(const Instruction& instruction, bool own, bool one_stride, Member& mine) {
+// `own`: in the member's own memory. Else records of rows from `first` on begin where they would if all were of the widest
+// instruction: owners of rows may be at different instructions, and must not write to records that others still read.
+Program::Input Program::input_of(const Instruction& instruction, bool own, int first, Member& mine) {
   const int inputs = matrices_[instruction.pieces[0].matrix].inputs;
   const bool norm = bool(instruction.norm);
-  const auto stride = [&](bool fine) { return QuantRows::record_bytes(one_stride ? widest() : inputs, fine); };
-  return {{own ? mine.records.data() : records_.data(), stride(false), inputs, false},
-          {own ? mine.fine_records.data() : fine_records_.data(), stride(true), inputs, true},
+  const auto stride = [&](bool fine) { return QuantRows::record_bytes(inputs, fine); };
+  const auto skip = [&](bool fine) { return first * (QuantRows::record_bytes(widest(), fine) - stride(fine)); };
+  return {{own ? mine.records.data() : records_.data() + skip(false), stride(false), inputs, false},
+          {own ? mine.fine_records.data() : fine_records_.data() + skip(true), stride(true), inputs, true},
           norm ? normed_.data() : buffer(instruction.from), norm ? size_t(inputs) : size_t(buffer_width(instruction.from))};
 }
 
@@ -294,8 +295,9 @@ void Program::prepare_row(const Instruction& instruction, const Input& in, bool 
 Program::Input Program::prepare(const Instruction& instruction, const Batch& batch, int member) {
   Member& mine = members_[member];
   if (owned(batch)) {
-    const Input in = input_of(instruction, false, true, mine);
-    for (int r = first_owned(batch, member); r < first_owned(batch, member + 1); ++r) prepare_row(instruction, in, false, r, r, mine);
+    const int first = first_owned(batch, member);
+    const Input in = input_of(instruction, false, first, mine);
+    for (int r = first; r < first_owned(batch, member + 1); ++r) prepare_row(instruction, in, false, r, r, mine);
     lap(Part::Rest, member);
     return in;
   }
@@ -308,7 +310,7 @@ Program::Input Program::prepare_shared(const Instruction& instruction, int rows,
   const Matrix& matrix = matrices_[instruction.pieces[0].matrix];
   const bool floats = !layout_of(matrix.format).quantised(), norm = bool(instruction.norm);
   const bool own = !floats && size_t(rows) * matrix.inputs <= kPrivateValues;
-  const Input in = input_of(instruction, own, false, mine);
+  const Input in = input_of(instruction, own, 0, mine);
   const auto one = [&](int r) { prepare_row(instruction, in, own, r, chosen_rows ? chosen_rows[r] : r, mine); };
   if (own) {
     for (int r = 0; r < rows; ++r) one(r);

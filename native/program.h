@@ -151,7 +151,7 @@ class Program {
 
   Input prepare(const Instruction&, const Batch&, int member);
   Input prepare_shared(const Instruction&, int rows, const int32_t* chosen_rows, int member);
-  Input input_of(const Instruction&, bool own, bool one_stride, Member& mine);
+  Input input_of(const Instruction&, bool own, int first, Member& mine);
   void prepare_row(const Instruction&, const Input&, bool own, int row, int source_row, Member& mine);
   template <class Store>
   void multiply_some(const std::vector<Piece>&, int begin, int end, int row, int rows, Store&& store);

@@ -21,7 +21,8 @@ class Cores:
         """What `compute` gave, and the estimate: of its time in ns, what its threads on average had no core.
 
         Kernel threads spin or sleep while they wait for each other, so one that did neither was not let run. What other
-        threads of this process used meanwhile counts as the kernels', which makes it an underestimate.
+        threads of this process used meanwhile counts as the kernels', which makes it an underestimate. A thread that
+        stays away since others use its core (`native/attendance.h`) has none.
         """
         if not self._threads:
             return compute(asked), 0
