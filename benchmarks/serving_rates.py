@@ -15,8 +15,8 @@ from benchmarks.jobs import Job, serving
 from benchmarks.progress import say
 from benchmarks.server_process import Pair, Server
 from benchmarks.spread import Spread, spread
-from twostep.engine.llm import LLM
 from twostep.engine.params import SamplingParams
+from twostep.llm import LLM
 
 SETTINGS: dict[str, Any] = {
     "max_num_seqs": 16, "max_step_tokens": 1024, "chunking": "tokens=512", "kv_bytes": 512 << 20,

@@ -8,8 +8,8 @@ import pytest
 
 from scripts.settings_page import PAGE, filled
 from twostep.openai_api.known_fields import KNOWN, ORIGINS
+from twostep.server.api.openapi import document
 from twostep.server.choice import choose
-from twostep.server.openapi import document
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

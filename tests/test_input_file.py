@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.bench_runs import MS, outcome, result, run
 
-from twostep.bench.result import result_text
+from twostep.bench.report.result import result_text
 from twostep.cli.main import main
 from twostep.input_file import CHUNK_BYTES, InputFile
 from twostep.server.choice import choose

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from twostep import processes
-from twostep.engine import form_worker
-from twostep.engine.structured import StructuredOutput
+from twostep.engine.text import form_worker
+from twostep.engine.text.structured import StructuredOutput
 from twostep.errors import InvalidParameterError, WorkerFailedError
 from twostep.model.template import ChatTemplate
 from twostep.processes import environment, python, twostep_module
-from twostep.server.errors import api_error
-from twostep.server.forms import FormCheck
+from twostep.server.api.forms import FormCheck
+from twostep.server.http.errors import api_error
 
 COMMAND = str(Path(sys.executable).parent / "twostep")
 SHADOWS = ("numpy", "queue", "pip", "jinja2", "json", "socket", "tokenizers", "llguidance", "sitecustomize")
@@ -70,7 +70,7 @@ class TestChildren:
         assert_not_sprung(trap)
 
     def test_a_module_is_of_the_package_that_runs(self, trap: Path) -> None:
-        command = twostep_module("twostep.engine.process", "1000")
+        command = twostep_module("twostep.engine.process.host", "1000")
         ended = subprocess.run(command, cwd=trap, env=environment(), capture_output=True, text=True, check=False)
         assert "Bad file descriptor" in ended.stderr, "it has to reach its own main, which wants a socket"
         assert_not_sprung(trap)

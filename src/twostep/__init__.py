@@ -12,10 +12,10 @@ from typing import Any
 _HOMES = {
     "Delta": "twostep.engine.collector",
     "EngineConfig": "twostep.engine.config",
-    "LLM": "twostep.engine.llm",
+    "LLM": "twostep.llm",
     "RequestOutput": "twostep.engine.outputs",
     "SamplingParams": "twostep.engine.params",
-    "StructuredOutput": "twostep.engine.structured",
+    "StructuredOutput": "twostep.engine.text.structured",
 }
 __all__ = [*_HOMES]
 

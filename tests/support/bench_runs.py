@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from random import Random
 
-from twostep.bench.outcome import Failure, FailureKind, Outcome
-from twostep.bench.record import Closed, End, Mode, Open, RunRecord, Server
-from twostep.bench.result import ClientMachine, Result, Run, Step, WorkloadFacts
-from twostep.bench.sweep import Verdict
+from twostep.bench.client.outcome import Failure, FailureKind, Outcome
+from twostep.bench.load.record import Closed, End, Mode, Open, RunRecord, Server
+from twostep.bench.load.sweep import Verdict
+from twostep.bench.report.result import ClientMachine, Result, Run, Step, WorkloadFacts
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary, summarise
 

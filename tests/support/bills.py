@@ -15,8 +15,8 @@ from twostep.engine.outputs import (
     RequestOutput,
     Timeline,
 )
-from twostep.server.bill import ChoiceBill, bill, choice_bills
-from twostep.server.ledger import Reply
+from twostep.server.observe.breakdown import ChoiceBill, bill, choice_bills
+from twostep.server.observe.finished import Reply
 
 REASONS = (
     Reason(Why.NO_SLOT, (4,)),

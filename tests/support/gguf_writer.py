@@ -98,3 +98,12 @@ def _value(value: Value) -> bytes:
             return struct.pack("<IIQ", _ARRAY, _STRING, len(value)) + b"".join(map(string, value))
         case np.ndarray():
             return struct.pack("<IIQ", _ARRAY, _NUMPY_KINDS[value.dtype.name], len(value)) + value.tobytes()
+
+
+EVERY_KIND: dict[str, Value] = {
+    "u8": np.uint8(200), "i8": np.int8(-100), "u16": np.uint16(60000), "i16": np.int16(-30000),
+    "u32": np.uint32(4_000_000_000), "i32": np.int32(-2_000_000_000), "f32": np.float32(1.5), "bool": True,
+    "text": "größer 漢字", "u64": np.uint64(1 << 60), "i64": np.int64(-(1 << 60)), "f64": np.float64(1 / 3),
+    "strings": ["", "a", "漢字", "z" * 300], "numbers": np.array([1, -2, 3], np.int32),
+    "flags": np.array([True, False]), "no strings": [], "no numbers": np.array([], np.float32),
+}  # fmt: skip

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from twostep.bench.client import Ask, connect
-from twostep.bench.http import Patience
-from twostep.bench.outcome import Outcome
-from twostep.bench.target import Target
+from twostep.bench.client.client import Ask, connect
+from twostep.bench.client.http import Patience
+from twostep.bench.client.outcome import Outcome
+from twostep.bench.client.target import Target
 
 MODELS = {"object": "list", "data": [{"id": "small", "owned_by": "nobody"}]}
 DONE = b"data: [DONE]\n\n"

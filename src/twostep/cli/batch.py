@@ -108,7 +108,7 @@ def names(options: argparse.Namespace) -> list[str]:
 
 def _load(options: argparse.Namespace, settings: Mapping[str, Any]) -> "Engine":
     """Says which settings are in effect, and the arithmetic of the memory."""
-    from twostep.engine.llm import LLM
+    from twostep.llm import LLM
     from twostep.terminal import StatusLine
 
     llm = LLM(options.model, threads=options.threads, **settings)

@@ -13,7 +13,7 @@ from twostep.cli.subcommands import Subcommands
 from twostep.cli.workload import add_changes
 
 if TYPE_CHECKING:
-    from twostep.bench.result import Result
+    from twostep.bench.report.result import Result
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_REQUESTS = 64
@@ -131,7 +131,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from twostep.bench.output import check_outputs
+    from twostep.bench.report.output import check_outputs
     from twostep.cli.bench_checks import check_options
 
     check_options(options, parser)
@@ -145,8 +145,8 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def _read(options: argparse.Namespace) -> "Result":
     """With other limits, where --goodput has some: then what a sweep found with its own says nothing."""
-    from twostep.bench.limits import parse_limits
-    from twostep.bench.result import read_result
+    from twostep.bench.load.goodput_limits import parse_limits
+    from twostep.bench.report.result import read_result
 
     limits = parse_limits(options.goodput)
     result = read_result(options.read)
@@ -177,9 +177,9 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _show(result: "Result", options: argparse.Namespace) -> None:
     """Files first: whoever reads the lines may be gone. Lines also where a file cannot be written."""
-    from twostep.bench.report import write_report
-    from twostep.bench.result import write_result
-    from twostep.bench.table import result_lines
+    from twostep.bench.report.page import write_report
+    from twostep.bench.report.result import write_result
+    from twostep.bench.report.table import result_lines
 
     try:
         if options.out:

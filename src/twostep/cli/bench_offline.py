@@ -10,17 +10,17 @@ from datetime import UTC, datetime
 from itertools import islice
 from time import monotonic_ns
 
-from twostep.bench.live import LiveLine, Progress
-from twostep.bench.outcome import Failure, FailureKind, Outcome
-from twostep.bench.prompts import IdSource
-from twostep.bench.record import Closed, End, Mode, RunRecord, Server
-from twostep.bench.result import Step
-from twostep.bench.run import sent
-from twostep.bench.schedule import schedule
-from twostep.engine.llm import LLM
+from twostep.bench.client.outcome import Failure, FailureKind, Outcome
+from twostep.bench.load.live import LiveLine, Progress
+from twostep.bench.load.prompts import IdSource
+from twostep.bench.load.record import Closed, End, Mode, RunRecord, Server
+from twostep.bench.load.run import sent
+from twostep.bench.load.schedule import schedule
+from twostep.bench.report.result import Step
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.errors import InvalidParameterError
+from twostep.llm import LLM
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.workload.workload import Workload, WorkloadRequest
 

@@ -10,17 +10,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 
-from twostep.bench.http import Patience
-from twostep.bench.interrupts import Stop, interrupts
-from twostep.bench.limits import parse_limits
-from twostep.bench.live import LiveLine
-from twostep.bench.output import is_replaced
-from twostep.bench.record import End, Fit, Mode, RunRecord
-from twostep.bench.result import Result, Run, Step, client_machine, workload_facts, write_result
-from twostep.bench.run import Options
-from twostep.bench.run import run as run_load
-from twostep.bench.sweep import Search, Verdict, stopped, sweep
-from twostep.bench.target import Target
+from twostep.bench.client.http import Patience
+from twostep.bench.client.target import Target
+from twostep.bench.load.goodput_limits import parse_limits
+from twostep.bench.load.interrupts import Stop, interrupts
+from twostep.bench.load.live import LiveLine
+from twostep.bench.load.record import End, Fit, Mode, RunRecord
+from twostep.bench.load.run import Options
+from twostep.bench.load.run import run as run_load
+from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
+from twostep.bench.report.output import is_replaced
+from twostep.bench.report.result import Result, Run, Step, client_machine, workload_facts, write_result
 from twostep.cli import connection, engine_options
 from twostep.cli.bench import DEFAULT_URL
 from twostep.cli.bench_loads import Loads

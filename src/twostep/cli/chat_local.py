@@ -7,10 +7,10 @@ from typing import Any
 
 from twostep.cli.chat import Message, Said
 from twostep.cli.request import print_notes
-from twostep.engine.llm import LLM
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import SamplingError
+from twostep.llm import LLM
 from twostep.store.catalogue import DEFAULT_MODEL
 
 STEP_TOKENS = 512

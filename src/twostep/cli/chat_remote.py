@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from twostep.bench.chunks import error_in
-from twostep.bench.failed import FailureError, one_line, told
-from twostep.bench.sse import ERROR, SseParser
+from twostep.bench.client.chunks import error_in
+from twostep.bench.client.failed import FailureError, one_line, told
+from twostep.bench.client.sse import ERROR, SseParser
 from twostep.cli import connection
 from twostep.cli.chat import Message, Said
 from twostep.cli.remote import Remote, ServerError, json_object

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from twostep.bench.address import Trust
+    from twostep.bench.client.address import Trust
 
 OPTIONS = ("api_key", "insecure", "cacert")
 
@@ -24,7 +24,7 @@ def api_key(options: argparse.Namespace) -> str | None:
 
 def trust(options: argparse.Namespace) -> "Trust":
     """Raises `InvalidParameterError` if the two contradict each other."""
-    from twostep.bench.address import Trust
+    from twostep.bench.client.address import Trust
     from twostep.errors import InvalidParameterError
 
     if options.insecure and options.cacert is not None:

@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     from urllib.parse import quote
 
     from twostep.cli.remote import Remote
-    from twostep.server.bill_text import bill_lines
+    from twostep.server.observe.breakdown_text import bill_lines
 
     server = Remote(options.url, connection.api_key(options), connection.trust(options))
     id_ = _last(server) if options.id is None else options.id

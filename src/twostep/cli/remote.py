@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from twostep.bench.address import Trust, base_url, find_address
-from twostep.bench.failed import FailureError, told
-from twostep.bench.http import Patience, Request, exchange
-from twostep.bench.reply import Refusal, check_plain
-from twostep.bench.target import Target
+from twostep.bench.client.address import Trust, base_url, find_address
+from twostep.bench.client.failed import FailureError, told
+from twostep.bench.client.http import Patience, Request, exchange
+from twostep.bench.client.reply import Refusal, check_plain
+from twostep.bench.client.target import Target
 from twostep.errors import TwostepError
 
 PATIENCE = Patience(stall_s=1e8, request_s=1e8)

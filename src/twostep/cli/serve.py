@@ -11,9 +11,9 @@ from twostep.server.options import LIST, SETTINGS, SWITCH, Setting
 from twostep.server.presets import PRESETS
 
 if TYPE_CHECKING:
-    from twostep.engine.messages import Ready
+    from twostep.engine.process.messages import Ready
     from twostep.server.config import ServerConfig
-    from twostep.server.listening import Listeners
+    from twostep.server.http.listening import Listeners
 
 
 def add_to(commands: Subcommands) -> None:

@@ -6,9 +6,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from twostep.engine.conversation import Message, read_messages
 from twostep.engine.params import SamplingParams
 from twostep.engine.refusals import refused
+from twostep.engine.text.conversation import Message, read_messages
 from twostep.errors import InvalidParameterError
 from twostep.kernels.sampling import check_integer
 

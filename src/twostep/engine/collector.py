@@ -8,13 +8,13 @@ from twostep.core.cost import CostModel
 from twostep.core.loop import Abort
 from twostep.core.plan import Admission, Finished
 from twostep.core.request import BLOCK_TOKENS, FinishReason
-from twostep.engine.answer import Answer
-from twostep.engine.logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
 from twostep.engine.outputs import FinishReason as FinishName
 from twostep.engine.params import SamplingParams
-from twostep.engine.text import NoText, TextStream
-from twostep.engine.timekeeper import StepEnd, Timekeeper, Times
+from twostep.engine.text.answer import Answer
+from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.text_stream import NoText, TextStream
+from twostep.engine.timing.timekeeper import StepEnd, Timekeeper, Times
 from twostep.errors import SamplingError
 from twostep.model.tokenizer import Tokenizer
 

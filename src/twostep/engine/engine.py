@@ -11,15 +11,15 @@ from twostep.core.loop import Abort, EngineLoop, MissingCapabilityError
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
-from twostep.engine.answer import Answer, Vocabulary
 from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
-from twostep.engine.constraint import Grammars
-from twostep.engine.executor import KernelExecutor
-from twostep.engine.meter import Measured
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
+from twostep.engine.step.executor import KernelExecutor
 from twostep.engine.surroundings import EngineSurroundings, Submission
+from twostep.engine.text.answer import Answer, Vocabulary
+from twostep.engine.text.constraint import Grammars
+from twostep.engine.timing.meter import Measured
 from twostep.errors import ContextLengthError, InvalidParameterError, UnsupportedError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twostep.core.reasons import WHOLE, Reason
-from twostep.engine.logprobs import TokenLogprobs
+from twostep.engine.text.logprobs import TokenLogprobs
 from twostep.metrics import times
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -9,10 +9,10 @@ from twostep.core.cost import CostModel
 from twostep.core.loop import Command
 from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request
-from twostep.engine.answer import Answer
 from twostep.engine.collector import Collector
-from twostep.engine.executor import KernelExecutor
-from twostep.engine.timekeeper import StepEnd
+from twostep.engine.step.executor import KernelExecutor
+from twostep.engine.text.answer import Answer
+from twostep.engine.timing.timekeeper import StepEnd
 from twostep.model.tokenizer import Tokenizer
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from twostep.engine.conversation import read_messages
 from twostep.engine.refusals import shown
+from twostep.engine.text.conversation import read_messages
 from twostep.model.loaded import LoadedModel
 from twostep.model.template import RenderedPrompt
 from twostep.model.tokenizer import Tokenizer

@@ -11,17 +11,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostep.errors import TwostepError
-from twostep.server.completions import Completions
-from twostep.server.errors import on_client_gone, on_defect, on_http_exception, on_twostep_error
-from twostep.server.flights import ClientGoneError
-from twostep.server.health import Health
-from twostep.server.limits import Gate
-from twostep.server.models import Models
-from twostep.server.observe import CountReplies, Observations
-from twostep.server.openapi import Document, serve_page
-from twostep.server.origins import LOCAL_ORIGINS, OriginGuard
+from twostep.server.api.completions import Completions
+from twostep.server.api.health import Health
+from twostep.server.api.models import Models
+from twostep.server.api.openapi import Document, serve_page
+from twostep.server.api.tokens import Tokens
+from twostep.server.http.access import Gate
+from twostep.server.http.errors import on_client_gone, on_defect, on_http_exception, on_twostep_error
+from twostep.server.http.in_flight import ClientGoneError
+from twostep.server.http.origins import LOCAL_ORIGINS, OriginGuard
+from twostep.server.observe.endpoints import CountReplies, Observations
 from twostep.server.state import ServerState
-from twostep.server.tokens import Tokens
 
 
 def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -> Starlette:

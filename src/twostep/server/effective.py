@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from twostep.engine.messages import Ready
+from twostep.engine.process.messages import Ready
 from twostep.server.config import Effective, ServerConfig
 
 

@@ -16,16 +16,16 @@ from types import FrameType
 import uvicorn
 
 from twostep.background import background_output
-from twostep.engine.client import EngineClient
 from twostep.engine.config import EngineConfig
-from twostep.engine.messages import Ready
+from twostep.engine.process.client import EngineClient
+from twostep.engine.process.messages import Ready
 from twostep.errors import TwostepError
 from twostep.model.loaded import open_model
 from twostep.openai_api.errors import ApiError
 from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
-from twostep.server.connections import LOOK_S, Connection
-from twostep.server.listening import Listeners, listen
+from twostep.server.http.connections import LOOK_S, Connection
+from twostep.server.http.listening import Listeners, listen
 from twostep.server.state import ServerState
 from twostep.server.supervisor import Supervisor
 from twostep.server.systemd import SystemdNotifier

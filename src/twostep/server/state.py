@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 
-from twostep.engine.client import EngineClient
-from twostep.engine.messages import Ready
+from twostep.engine.process.client import EngineClient
+from twostep.engine.process.messages import Ready
 from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.room import Room
-from twostep.server.bodies import Bodies
+from twostep.server.api.forms import FormCheck
 from twostep.server.config import ServerConfig
-from twostep.server.flights import Flights
-from twostep.server.forms import FormCheck
-from twostep.server.ledger import Ledger
-from twostep.server.log_lines import LogLines, clock
-from twostep.server.metrics import Metrics
-from twostep.server.places import Places
-from twostep.server.pulse import Pulse
-from twostep.server.refusals_log import RefusalsLog
-from twostep.server.requests_log import RequestsLog
-from twostep.server.slices import Slices
+from twostep.server.http.admission_queue import Places
+from twostep.server.http.bodies import Bodies
+from twostep.server.http.in_flight import Flights
+from twostep.server.http.slices import Slices
+from twostep.server.observe.finished import Ledger
+from twostep.server.observe.log_lines import LogLines, clock
+from twostep.server.observe.metrics import Metrics
+from twostep.server.observe.pulse import Pulse
+from twostep.server.observe.refusals_log import RefusalsLog
+from twostep.server.observe.requests_log import RequestsLog
+from twostep.server.observe.traffic import TrafficRecorder
 from twostep.server.supervisor import Supervisor
-from twostep.server.traffic import TrafficRecorder
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import NoReturn, Protocol
 
-from twostep.engine.client import EngineClient
-from twostep.engine.messages import Ready
+from twostep.engine.process.client import EngineClient
+from twostep.engine.process.messages import Ready
 from twostep.errors import EngineDiedError, TwostepError
-from twostep.server.pulse import Pulse
+from twostep.server.observe.pulse import Pulse
 
 MOST_DEATHS = 3
 WINDOW_S = 60.0

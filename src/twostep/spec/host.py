@@ -1,6 +1,6 @@
 """What the processes around a model take beside weights, activations and KV cache, once these have been planned.
 
-Measured, not derived: `tests/test_memory_used.py` holds it against what the system says. Sizes are in bytes.
+Measured, not derived: `tests/engine/test_memory_used.py` holds it against what the system says. Sizes are in bytes.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,164 @@
+"""A streamed answer as it comes: when which of its tokens came, what the server counted, why it was not whole."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from time import monotonic_ns
+
+from twostep.bench.client.chunks import Chunk, Usage, error_in, read_chunk
+from twostep.bench.client.counting import Arrival, token_times
+from twostep.bench.client.failed import FailureError, garbage, one_line
+from twostep.bench.client.outcome import Counting, Failure, FailureKind
+from twostep.bench.client.sse import ERROR, SseParser
+
+MAX_REFUSAL_BYTES = 4096
+_OVERLOADED = (429, 503)
+_TELLING = {"retry-after": "Retry-After", "location": "Location"}
+"""Headers of a refusal that say what to do."""
+
+
+def check_plain(headers: Mapping[str, str]) -> None:
+    """Raises `FailureError` for a compressed reply, whatever was asked for: its chunks come when they are full."""
+    if encoding := _encoding(headers):
+        raise garbage(f"content encoding {encoding}, where identity was asked for")
+
+
+def status_kind(status: int) -> FailureKind:
+    """Of another one than 200."""
+    return FailureKind.OVERLOADED if status in _OVERLOADED else FailureKind.STATUS
+
+
+def status_words(status: int, headers: Mapping[str, str]) -> str:
+    """Such as `503, Retry-After 7`."""
+    told = [f"{shown} {headers[name]}" for name, shown in _TELLING.items() if headers.get(name)]
+    return ", ".join([str(status), *told])
+
+
+def _encoding(headers: Mapping[str, str]) -> str | None:
+    encoding = headers.get("content-encoding", "").strip().lower()
+    return encoding if encoding not in ("", "identity") else None
+
+
+class StreamReply:
+    """A `Reader` for one answer.
+
+    It is whole with `[DONE]`, or, as some servers leave that out, with a `finish_reason` and the end of the HTTP
+    message. Of what comes nothing is kept but a few numbers for each chunk, and of these no more than belong to four
+    times the tokens asked for.
+    """
+
+    def __init__(self, asked_tokens: int, must_be_full: bool) -> None:
+        """`must_be_full`: the server was told to ignore the end-of-sequence token."""
+        self._asked, self._must_be_full = asked_tokens, must_be_full
+        self._most = 4 * asked_tokens + 1024
+        self._sse = SseParser()
+        self._refusal: Refusal | None = None
+        self._arrivals: list[Arrival] = []
+        self._so_far = 0
+        self._is_consistent = True
+        """No chunk has stated fewer tokens in all than one before."""
+        self._finish_reason: str | None = None
+        self.usage: Usage | None = None
+        self.request_id = ""
+        self.ended_ns: int | None = None
+        """When the last event came, of an answer that is whole."""
+
+    # --- as a Reader ------------------------------------------------------------------------------------------------
+
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        if status != 200:
+            self._refusal = Refusal(status, headers)
+            return
+        check_plain(headers)
+        kind = headers.get("content-type", "none")
+        if kind.partition(";")[0].strip().lower() != "text/event-stream":
+            raise garbage(f"content type {kind} instead of text/event-stream")
+
+    def body(self, data: bytes, at_ns: int) -> bool:
+        if self._refusal is not None:
+            return self._refusal.body(data)
+        for event in self._sse.feed(data):
+            if event.kind == ERROR:
+                raise FailureError(FailureKind.ERROR, error_in(event.data))
+            if event.data == b"[DONE]":
+                self.ended_ns = at_ns
+                return True
+            self._take(read_chunk(event.data), at_ns)
+        return False
+
+    def end(self) -> None:
+        if self._refusal is None and self._finish_reason is None:
+            raise FailureError(FailureKind.DROPPED, "the stream ended without finish_reason and [DONE]")
+        self.ended_ns = monotonic_ns()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
+    @property
+    def pieces(self) -> int:
+        """Chunks with text, or with tokens, so far."""
+        return len(self._arrivals)
+
+    def tokens(self) -> tuple[tuple[int, ...], Counting]:
+        """When each came, and how that is known, as `token_times`."""
+        total = self.usage.output_tokens if self.usage else None
+        arrivals = self._arrivals if self._is_consistent else [replace(one, stated=None) for one in self._arrivals]
+        return token_times(arrivals, total)
+
+    def failure(self, tokens: int) -> Failure | None:
+        """Of a reply that came to its end, with so many tokens."""
+        if self._refusal is not None:
+            return self._refusal.failure()
+        if not tokens:
+            return Failure(FailureKind.EMPTY, f"finish_reason {self._finish_reason}")
+        if self._must_be_full and tokens < self._asked and (self._is_counted or self._finish_reason != "length"):
+            detail = f"{tokens} tokens of {self._asked}, finish_reason {self._finish_reason}"
+            return Failure(FailureKind.SHORT, one_line(detail))
+        return None
+
+    def refusal(self) -> Failure | None:
+        """What the server said in place of an answer, even if that broke off."""
+        return self._refusal.failure() if self._refusal else None
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the server has said how many tokens there are."""
+        return bool(self.usage and self.usage.output_tokens) or any(arrival.stated for arrival in self._arrivals)
+
+    def _take(self, chunk: Chunk, at_ns: int) -> None:
+        stated = self._stated(chunk)
+        if max(len(self._arrivals) + 1, self._so_far) > self._most:
+            raise FailureError(
+                FailureKind.TOO_LONG, f"more than {self._most} tokens where {self._asked} were asked for"
+            )
+        if chunk.characters or chunk.is_mute or (stated and chunk.has_choice):
+            self._arrivals.append(Arrival(at_ns, chunk.characters, chunk.is_mute, stated))
+        self.request_id = self.request_id or chunk.id
+        self.usage = chunk.usage or self.usage
+        self._finish_reason = self._finish_reason or chunk.finish_reason
+
+    def _stated(self, chunk: Chunk) -> int | None:
+        """How many tokens the chunk says it has, itself or by what it adds to those before."""
+        if chunk.tokens is not None:
+            self._so_far += chunk.tokens
+            return chunk.tokens
+        if chunk.tokens_so_far is None:
+            return None
+        added = chunk.tokens_so_far - self._so_far
+        self._is_consistent &= added >= 0
+        self._so_far += max(0, added)
+        return max(0, added)
+
+
+class Refusal:
+    """A reply with another status than 200."""
+
+    def __init__(self, status: int, headers: Mapping[str, str]) -> None:
+        self._status, self._words, self._encoding = status, status_words(status, headers), _encoding(headers)
+        self._body = b""
+
+    def body(self, data: bytes) -> bool:
+        self._body += data[: MAX_REFUSAL_BYTES - len(self._body)]
+        return len(self._body) >= MAX_REFUSAL_BYTES
+
+    def failure(self) -> Failure:
+        said = f"(encoded as {self._encoding})" if self._encoding else error_in(self._body)
+        return Failure(status_kind(self._status), one_line(f"{self._words}: {said}" if said else self._words))

@@ -1,0 +1,164 @@
+"""Figures over several runs: how latency, throughput and goodput follow the load."""
+
+from collections.abc import Iterator, Sequence
+
+from twostep.bench.load.goodput_limits import asked, limit_words
+from twostep.bench.load.record import Closed
+from twostep.bench.report.figure import Figure
+from twostep.bench.report.result import Run
+from twostep.bench.report.svg import line, polyline, text
+from twostep.bench.report.svg_axis import Axis, LogAxis, axis, fitting_axis
+from twostep.bench.report.svg_plane import LETTER, LINE, Plane, Series, dots, labelled_lines, line_of, room_for
+from twostep.bench.report.table import load_number, ms, number, waits
+from twostep.metrics.load import LoadSummary
+from twostep.metrics.summary import Summary
+
+PERCENTILES = (("p50", 1), ("p90", 3), ("p99", 5))
+"""Which are drawn, and in which colours."""
+TITLES = {
+    "ttft": "Time to first token",
+    "itl": "Gap between tokens",
+    "tpot": "Time per output token",
+    "e2e": "End to end",
+}
+HIGH = "p90"
+"""The percentile of the frontier."""
+
+
+def load_figures(runs: Sequence[Run]) -> Iterator[Figure]:
+    """For runs by ascending load; nothing where it does not differ."""
+    levels = [run for run in runs if run.level is not None]
+    if len({run.level for run in levels}) < 2:
+        return
+    yield latency_figure(levels, "ttft")
+    yield latency_figure(levels, "itl")
+    yield rates_figure(levels)
+    yield tokens_figure(levels)
+    yield frontier_figure(levels, "ttft")
+    yield frontier_figure(levels, "tpot")
+
+
+def latency_figure(runs: Sequence[Run], name: str) -> Figure:
+    """Of requests, or of gaps, that were served. The limit on each of them is drawn where there is one."""
+    series = [Series(percentile, colour, *_points(runs, name, percentile)) for percentile, colour in PERCENTILES]
+    title = f"{TITLES[name]} ({name.upper()}) against load"
+    if not any(one.points for one in series):
+        return Figure(title, "")
+    limit = dict(asked(runs[0].limits)).get(name)
+    values = [y for one in series for _, y in one.points] + ([1000 * limit] if limit else [])
+    x = _load_axis(runs)
+    plane = Plane(x, fitting_axis(f"{name.upper()}, ms", values), room_for(["p99"]))
+    marks = [] if limit is None else _limit(plane, 1000 * limit)
+    return Figure(title, plane.draw(title, [*marks, *labelled_lines(plane, series)]))
+
+
+def rates_figure(runs: Sequence[Run]) -> Figure:
+    """How much of what was asked was served, and how much of it within the limits."""
+    words = limit_words(runs[0].limits)
+    loads = _loads(runs)
+    series = [Series("served", 1, [(load, run.summary.request_rate) for load, run in loads])]
+    if words:
+        series.append(Series("goodput", 5, [(load, run.summary.goodput) for load, run in loads]))
+    x = _load_axis(runs)
+    y = axis("requests/s", max(y for one in series for _, y in one.points))
+    plane = Plane(x, y, room_for(["goodput"]))
+    marks = [] if isinstance(runs[0].record.mode, Closed) else _as_asked(plane)
+    title = "Requests served" + (", and goodput" if words else "")
+    note = f"Goodput: requests per second with {words}." if words else ""
+    return Figure(title, plane.draw(title, [*marks, *labelled_lines(plane, series)]), note)
+
+
+def tokens_figure(runs: Sequence[Run]) -> Figure:
+    loads = _loads(runs)
+    series = [
+        Series("in", 3, [(load, run.summary.input_rate) for load, run in loads]),
+        Series("out", 1, [(load, run.summary.output_rate) for load, run in loads]),
+    ]
+    x = _load_axis(runs)
+    y = fitting_axis("tokens/s", [y for one in series for _, y in one.points])
+    plane = Plane(x, y, room_for(["out"]))
+    title = "Tokens per second, in and out"
+    return Figure(title, plane.draw(title, labelled_lines(plane, series)), "Of requests that were served.")
+
+
+def frontier_figure(runs: Sequence[Run], name: str) -> Figure:
+    """What latency has to be paid for throughput: right and low is good."""
+    served = [run for run in runs if getattr(run.summary, name) is not None]
+    title = f"Throughput against {HIGH} {name.upper()}"
+    if not served:
+        return Figure(title, "")
+    points = [(run.summary.output_rate, 1000 * _value(run.summary, name, HIGH)) for run in served]
+    tips = [
+        f"{load_number(run)} {load_title(run)}: {x:.1f} tokens/s, {y:.1f} ms"
+        for run, (x, y) in zip(served, points, strict=True)
+    ]
+    x_axis = axis("output tokens/s, all requests together", max(x for x, _ in points))
+    plane = Plane(x_axis, fitting_axis(f"{HIGH} {name.upper()}, ms", [y for _, y in points]), room_for(["1234"]))
+    series = Series("", 1, points, tips)
+    labels = _free_labels(plane, [(*point, load_number(run)) for run, point in zip(served, points, strict=True)])
+    note = f"Each point is a run, labelled with its {load_title(runs[0])}. Right and low is good."
+    return Figure(title, plane.draw(title, [line_of(plane, series), *dots(plane, series), *labels]), note)
+
+
+def load_title(run: Run) -> str:
+    return "clients" if isinstance(run.record.mode, Closed) else "requests asked per second"
+
+
+def _loads(runs: Sequence[Run]) -> list[tuple[float, Run]]:
+    """Each run at its place on the axis of loads, in order: what was asked for, or what was really due if requests that
+    waited for answers kept it below that in any of the runs."""
+    due = _is_by_due(runs)
+    return sorted((((run.offered if due else run.level) or 0, run) for run in runs), key=lambda pair: pair[0])
+
+
+def _is_by_due(runs: Sequence[Run]) -> bool:
+    return any(waits(run) for run in runs) and all(run.offered is not None for run in runs)
+
+
+def _load_axis(runs: Sequence[Run]) -> Axis | LogAxis:
+    """Logarithmic for loads that lie as far apart as those of a sweep do."""
+    title = "requests due per second, fewer than asked for as some wait" if _is_by_due(runs) else load_title(runs[0])
+    return fitting_axis(title, [load for load, _ in _loads(runs)])
+
+
+def _points(runs: Sequence[Run], name: str, percentile: str) -> tuple[list[tuple[float, float]], list[str]]:
+    """With a tip for each."""
+    served = [(load, run) for load, run in _loads(runs) if getattr(run.summary, name) is not None]
+    points = [(load, 1000 * _value(run.summary, name, percentile)) for load, run in served]
+    return points, [f"{number(x)}: {name.upper()} {percentile} {ms(y / 1000)} ms" for x, y in points]
+
+
+def _value(found: LoadSummary, name: str, percentile: str) -> float:
+    summary: Summary = getattr(found, name)
+    value: float = getattr(summary, percentile)
+    return value
+
+
+def _limit(plane: Plane, value: float) -> list[str]:
+    down = plane.down(value)
+    return [
+        line(plane.left, down, plane.width - plane.right, down, 'class="limit"'),
+        text(plane.left + 6, down - 5, f"limit {value:g} ms", "start", 'class="tick"'),
+    ]
+
+
+def _as_asked(plane: Plane) -> list[str]:
+    """The line on which all that was asked for is served."""
+    top = min(plane.x.top, plane.y.top)
+    values = (top * 1000 ** (i / 60 - 1) for i in range(61))  # a curve, where only the axis of loads is logarithmic
+    return [
+        polyline([(plane.across(value), plane.down(value)) for value in values], 'class="limit" fill="none"'),
+        text(plane.across(top * 0.6) - 8, plane.down(top * 0.6), "all that was asked", "end", 'class="tick"'),
+    ]
+
+
+def _free_labels(plane: Plane, labels: Sequence[tuple[float, float, str]]) -> Iterator[str]:
+    """Those that cover none before them; the last, which is the highest load, goes first."""
+    taken = list[tuple[float, float, float]]()
+    for x, y, words in reversed(labels):
+        across, down, width = plane.across(x) + 8, plane.down(y) - 7, LETTER * len(words)
+        if all(
+            across > end + 4 or across + width < start - 4 or abs(down - place) >= LINE for start, end, place in taken
+        ):
+            taken.append((across, across + width, down))
+            yield text(across, down, words, "start", 'class="label c1"')

@@ -1,0 +1,160 @@
+"""Frozen dataclasses as values of JSON and back, checked; the declared types of their fields are the format.
+
+An object has every field of its class and no other. Of several classes that may stand in one place, `kind` names one.
+Times are ISO 8601, enumerations their words. The tokens of a request are told by `token_gaps_ns`: when the first came,
+then how long after the one before it each further one did.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from itertools import accumulate, pairwise
+from math import isfinite
+from reprlib import repr as short
+from types import NoneType, UnionType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+from twostep.bench.client.outcome import Outcome
+from twostep.bench.load.record import Closed, Open
+from twostep.errors import InvalidParameterError, ResultError
+
+KINDS: dict[type, str] = {Open: "open", Closed: "closed"}
+"""Classes that share a place with others."""
+GAPS = "token_gaps_ns"
+
+PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda value: type(value) is bool, "true or false"),
+    str: (lambda value: type(value) is str, "a text"),
+    int: (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
+    float: (lambda value: type(value) in (int, float) and isfinite(value), "a number"),
+}
+"""What fits where a plain value is declared, and what is allowed there."""
+
+
+def wrong(where: str, value: object, allowed: str) -> NoReturn:
+    raise ResultError(f"{where} is {short(value)}, not {allowed}")
+
+
+def lines(value: Any, depth: int) -> str:
+    """JSON with each member of the outer `depth` levels on a line of its own, but for lists of plain values."""
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    is_plain = not isinstance(value, dict) and not any(isinstance(member, dict | list) for member in members)
+    if depth == 0 or not members or is_plain:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    if isinstance(value, dict):
+        return "{\n" + ",\n".join(f"{json.dumps(key)}: {lines(item, depth - 1)}" for key, item in value.items()) + "\n}"
+    return "[\n" + ",\n".join(lines(item, depth - 1) for item in value) + "\n]"
+
+
+# --- to JSON ------------------------------------------------------------------------------------------------------
+
+
+def encode(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, tuple):
+        return [encode(item) for item in value]
+    if is_dataclass(value):
+        return dict(_members(value))
+    return value
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    if type(value) in KINDS:
+        yield "kind", KINDS[type(value)]
+    for field in fields(value):
+        member = getattr(value, field.name)
+        if isinstance(value, Outcome) and field.name == "token_ns":
+            yield GAPS, [*member[:1], *(after - before for before, after in pairwise(member))]
+        else:
+            yield field.name, encode(member)
+
+
+# --- from JSON ----------------------------------------------------------------------------------------------------
+
+
+def decode(kind: Any, value: object, where: str) -> Any:
+    """A value of the type `kind`. Raises `ResultError` that names the member."""
+    if get_origin(kind) is UnionType:
+        return _decode_one_of(get_args(kind), value, where)
+    if get_origin(kind) is tuple:
+        return _decode_many(get_args(kind)[0], value, where)
+    if is_dataclass(kind):
+        return _decode_object(kind, value, where)
+    if kind is datetime:
+        return _decode_time(value, where)
+    if issubclass(kind, StrEnum):
+        return _decode_word(kind, value, where)
+    return _decode_plain(kind, value, where)
+
+
+def _decode_one_of(kinds: tuple[Any, ...], value: object, where: str) -> Any:
+    if value is None and NoneType in kinds:
+        return None
+    first, *others = [kind for kind in kinds if kind is not NoneType]
+    if not others:
+        return decode(first, value, where)
+    named = {KINDS[kind]: kind for kind in (first, *others)}
+    word = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or word not in named:
+        wrong(f"{where}.kind", word, " or ".join(named))
+    return decode(named[word], {key: item for key, item in value.items() if key != "kind"}, where)
+
+
+def _decode_many(kind: Any, value: object, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        wrong(where, value, "a list")
+    if kind is int and all(type(item) is int and item >= 0 for item in value):
+        return tuple(value)  # times of tokens are many
+    return tuple(decode(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
+
+
+def _decode_object(kind: Any, value: object, where: str) -> Any:
+    if not isinstance(value, dict):
+        wrong(where, value, "an object")
+    known = _types(kind)
+    if missing := known.keys() - value.keys():
+        raise ResultError(f"{where} has no {min(missing)!r}")
+    if unknown := value.keys() - known.keys():
+        raise ResultError(f"{where} has {short(min(unknown))}, which is not known")
+    members = {name: decode(type_, value[name], f"{where}.{name}") for name, type_ in known.items()}
+    if kind is Outcome:
+        members["token_ns"] = tuple(accumulate(members.pop(GAPS)))
+    try:
+        return kind(**members)
+    except (ValueError, InvalidParameterError) as error:
+        raise ResultError(f"{where}: {error}") from error
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    """Of the members of such an object in a file."""
+    hints = get_type_hints(kind)
+    types = {field.name: hints[field.name] for field in fields(kind)}
+    if kind is Outcome:
+        types[GAPS] = types.pop("token_ns")
+    return types
+
+
+def _decode_time(value: object, where: str) -> datetime:
+    try:
+        return datetime.fromisoformat(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        wrong(where, value, "a time in ISO 8601")
+
+
+def _decode_word(kind: type[StrEnum], value: object, where: str) -> StrEnum:
+    for member in kind:
+        if member == value:
+            return member
+    wrong(where, value, f"one of {', '.join(kind)}")
+
+
+def _decode_plain(kind: type, value: object, where: str) -> object:
+    fits, allowed = PLAIN[kind]
+    if not fits(value):
+        wrong(where, value, allowed)
+    return value

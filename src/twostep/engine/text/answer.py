@@ -1,0 +1,104 @@
+"""One choice on the executor's side: its tokens, how the next is chosen, what its full blocks are called."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostep.core.blocks import block_hash
+from twostep.engine.params import SamplingParams, forbid
+from twostep.engine.text.constraint import Constraint
+from twostep.errors import SamplingError
+from twostep.kernels.sampling import Sampled, SampleRow
+from twostep.kernels.step import BLOCK_TOKENS, Ints
+from twostep.model.tokenizer import Tokenizer
+
+Mask = NDArray[np.uint32]
+
+
+class Vocabulary:
+    """What the executor knows of a model's tokens: which end an answer, and which rows of the head are no tokens."""
+
+    def __init__(self, rows: int, tokenizer: Tokenizer | None) -> None:
+        """`rows` of the head: those beyond the tokenizer's tokens are padding, which is never chosen."""
+        self.rows = rows
+        self.tokens = tokenizer.vocab_size if tokenizer else rows
+        self.eos_ids = frozenset(tokenizer.eos_ids) if tokenizer else frozenset[int]()
+        self._padding = range(self.tokens, rows)
+        self.all = forbid(self._padding, rows) if self._padding else None
+        """The mask that allows all tokens, for every answer the same; None where no row is padding."""
+
+    def all_but(self, forbidden: frozenset[int]) -> Mask:
+        """A mask that allows all tokens but these."""
+        return forbid((*self._padding, *forbidden), self.rows)
+
+
+class Answer:
+    """Tokens known of one choice. `params` have a seed. `root`: parent of its first block's hash; None: no reuse.
+    `constraint`: what of structured output the choice has to keep to, its own."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        choice: int,
+        max_tokens: int,
+        vocabulary: Vocabulary,
+        hashes: Sequence[bytes] | None,
+        root: bytes,
+        constraint: Constraint | None = None,
+    ) -> None:
+        self.params, self.choice = params, choice
+        self.prompt_tokens = self.known = len(prompt)
+        self.tokens: Ints = np.empty(len(prompt) + max_tokens, np.int32)
+        self.tokens[: self.known] = prompt
+        self.stop_ids = params.stop_ids(vocabulary.eos_ids)
+        self._mask = vocabulary.all
+        too_early = params.forbidden_ids(vocabulary.eos_ids, output_tokens=0)
+        self._early_mask = vocabulary.all_but(too_early) if too_early else vocabulary.all
+        self._hashes = None if hashes is None else list(hashes)
+        self._root = root
+        self._constraint = constraint
+
+    @property
+    def output(self) -> Ints:
+        """Output tokens so far; a view."""
+        return self.tokens[self.prompt_tokens : self.known]
+
+    def prepare(self) -> None:
+        """Does ahead what `row` would otherwise wait for: the constraint's mask."""
+        if self._constraint is not None:
+            self._allowed()
+
+    def row(self) -> SampleRow:
+        """How the sampler shall choose the next token."""
+        params, mask = self.params, self._allowed()
+        if not params.reads_history:
+            return SampleRow(params, self.choice, self.known, mask=mask)
+        return SampleRow(params, self.choice, self.known, self.tokens[: self.prompt_tokens], self.output, mask)
+
+    def _allowed(self) -> Mask | None:
+        mask = self._early_mask if self.known - self.prompt_tokens < self.params.min_tokens else self._mask
+        return mask if self._constraint is None else self._constraint.mask(self.output, mask)
+
+    def explained(self, choice: Sampled | SamplingError) -> Sampled | SamplingError:
+        """`choice`, with the constraint's reason if that is why there is none."""
+        if self._constraint is None or self._constraint.problem is None or isinstance(choice, Sampled):
+            return choice
+        return SamplingError(self._constraint.problem)
+
+    def append(self, token: int) -> bool:
+        """One more token is known; whether it ends the answer."""
+        self.tokens[self.known] = token
+        self.known += 1
+        return token in self.stop_ids
+
+    def new_hashes(self) -> tuple[bytes, ...]:
+        """Of blocks that have been computed whole since the last call: all tokens but the last are."""
+        if self._hashes is None or len(self._hashes) >= (self.known - 1) // BLOCK_TOKENS:
+            return ()
+        first = len(self._hashes)
+        for start in range(first * BLOCK_TOKENS, self.known - BLOCK_TOKENS, BLOCK_TOKENS):
+            parent = self._hashes[-1] if self._hashes else self._root
+            self._hashes.append(block_hash(parent, self.tokens[start : start + BLOCK_TOKENS].tolist()))
+        return tuple(self._hashes[first:])

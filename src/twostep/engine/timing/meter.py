@@ -1,0 +1,156 @@
+"""What the steps took, as running totals: what any stretch of steps took is the difference of two readings.
+
+A sequence that decodes is in every step, so nothing is kept for each of its tokens.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from twostep.core.cost import CostModel, StepShape, decode_shape
+from twostep.core.plan import Chunk, Plan
+from twostep.engine.timing.histogram import Counted, Histogram
+
+STEP_S = (
+    0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
+    1.0, 2.5,
+)  # fmt: skip
+"""Bounds of step times and of the gaps between tokens."""
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+KINDS = ("decode", "prefill", "mixed")
+"""A step without prompts, one with nothing else, one with both."""
+ESTIMATE_EVERY_STEPS = 16
+"""Steps that only decode are alike: so many share one estimate of what part of a step is whose."""
+
+
+class Reading(NamedTuple):
+    """Totals since the start."""
+
+    steps: int = 0
+    mixed_steps: int = 0
+    """Decodes and prompts together."""
+    kernel_ns: int = 0
+    tokens: int = 0
+    alone_ns: int = 0
+    """Estimated: had each step been a decode of one average sequence."""
+    prefill_ns: int = 0
+    """Estimated: by how much prompts made steps longer in which others decoded."""
+    starved_ns: int = 0
+    """Estimated: of `kernel_ns`, what the kernels were kept from the cores."""
+
+    def since(self, earlier: "Reading") -> "Reading":
+        return Reading(*(now - before for now, before in zip(self, earlier, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Histograms and totals since the start, for metrics."""
+
+    itl_s: Counted
+    step_s: dict[str, Counted]
+    """By kind of step, the kernels' time."""
+    step_tokens: dict[str, Counted]
+    starved_ns: int
+    """See `Reading`."""
+    computed_tokens: int
+    generated_tokens: int
+    host_ns: int = 0
+    """Time outside the kernels, from the end of one step to the end of the next, where one followed at once."""
+    host_steps: int = 0
+
+    @property
+    def host_ns_per_step(self) -> float:
+        """What a simulator adds to each step (`sim.modelled`); 0 before anything is measured."""
+        return self.host_ns / self.host_steps if self.host_steps else 0.0
+
+
+class StepMeter:
+    """Hears of every step. `cost`, which the scheduler teaches, says what part of a step's time is whose."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.now = Reading()
+        """After the last step."""
+        self.before = Reading()
+        """Before it."""
+        self.ended_ns = 0
+        """When it ended."""
+        self.first_tokens = self._further_tokens = 0
+        self.host_ns = self.host_steps = 0
+        self._cost = cost
+        self._steps_until_estimate = 0
+        self._decoding = 0
+        """Sequences of the steps without prompts that the estimates are of."""
+        self._whole_ns = 1
+        self._alone = self._prefill = 0.0
+        """Shares of a step."""
+        self._itl = Histogram(STEP_S)
+        self._step_s = {kind: Histogram(STEP_S) for kind in KINDS}
+        self._step_tokens = {kind: Histogram(STEP_TOKENS) for kind in KINDS}
+
+    def add(self, plan: Plan, kernel_ns: int, starved_ns: int, ended_ns: int, *, failed: bool) -> None:
+        """A step has ended. One that failed took its time, and is in no histogram."""
+        mixed = bool(plan.chunks and plan.decoding)
+        self._steps_until_estimate -= 1
+        if not failed:
+            self._count(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
+        if plan.chunks or plan.decoding != self._decoding or self._steps_until_estimate <= 0:
+            self._estimate(plan)
+        if plan.decoding and self.ended_ns:  # it decodes what the step before left: the engine was never idle between
+            self.host_ns += ended_ns - self.ended_ns - kernel_ns
+            self.host_steps += 1
+        alone_ns, prefill_ns = int(kernel_ns * self._alone), int(kernel_ns * self._prefill)
+        self.before, self.ended_ns, now = self.now, ended_ns, self.now
+        self.now = Reading(
+            now.steps + 1,
+            now.mixed_steps + mixed,
+            now.kernel_ns + kernel_ns,
+            now.tokens + plan.shape.tokens,
+            now.alone_ns + min(alone_ns, kernel_ns - prefill_ns),
+            now.prefill_ns + prefill_ns,
+            now.starved_ns + starved_ns,
+        )
+
+    def alone_ns(self, chunk: Chunk, kernel_ns: int) -> int:
+        """Estimated: of the last step's time, what it had taken with this chunk only."""
+        return int(kernel_ns * self._share(StepShape().with_slice(chunk.start, chunk.tokens, _sampled(chunk))))
+
+    def gave(self, before_ns: list[int]) -> None:
+        """Tokens of the last step but first ones, each by the time of the token before it; most have the same."""
+        for at_ns, count in Counter(before_ns).items():
+            self._itl.add((self.ended_ns - at_ns) / 1e9, count)
+        self._further_tokens += len(before_ns)
+
+    def measured(self) -> Measured:
+        return Measured(
+            self._itl.counted(),
+            {kind: histogram.counted() for kind, histogram in self._step_s.items()},
+            {kind: histogram.counted() for kind, histogram in self._step_tokens.items()},
+            self.now.starved_ns,
+            self.now.tokens,
+            self.first_tokens + self._further_tokens,
+            self.host_ns,
+            self.host_steps,
+        )
+
+    def _count(self, plan: Plan, kind: str, kernel_ns: int) -> None:
+        self._step_s[kind].add(kernel_ns / 1e9)
+        self._step_tokens[kind].add(plan.shape.tokens)
+
+    def _estimate(self, plan: Plan) -> None:
+        """Estimates anew what part of such steps is whose."""
+        self._steps_until_estimate = ESTIMATE_EVERY_STEPS
+        self._decoding = 0 if plan.chunks else plan.decoding
+        self._whole_ns = max(1, self._cost.estimate(plan.shape).expected_ns)
+        decodes = plan.shape
+        for chunk in plan.chunks:
+            decodes = decodes.without_slice(chunk.start, chunk.tokens, _sampled(chunk))
+        self._alone = self._share(decode_shape(1, decodes.decode_kv_tokens // plan.decoding)) if plan.decoding else 0.0
+        self._prefill = 1 - self._share(decodes) if plan.decoding and plan.chunks else 0.0
+
+    def _share(self, part: StepShape) -> float:
+        """What `part` by itself had taken of the step."""
+        return min(1.0, self._cost.estimate(part).expected_ns / self._whole_ns)
+
+
+def _sampled(chunk: Chunk) -> int:
+    return (1 + chunk.drafts) * chunk.samples

@@ -1,0 +1,208 @@
+"""When everything happened to every sequence: kept while it is served, a `Timeline` at its end.
+
+What is kept grows with chunks and preemptions, and by one number a token; decodes are differences of running totals.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from twostep.core.cost import CostModel
+from twostep.core.plan import Chunk, Preemption, Resolved, Step, StepResult
+from twostep.engine.outputs import ChunkTime, DecodeTime, Held, Timeline
+from twostep.engine.outputs import Preemption as PreemptionTime
+from twostep.engine.step.executor import Given
+from twostep.engine.timing.meter import Reading, StepMeter
+from twostep.engine.timing.queueing import QueueWatch, Wait
+
+
+class StepEnd(NamedTuple):
+    """What is needed of a step after it has ended."""
+
+    step: Step
+    given: Sequence[Given]
+    result: StepResult
+    starved_ns: int
+    """Estimated: of `result.step_ns`, what the kernels were kept from the cores."""
+    resolved: Resolved
+    began_ns: int
+    ended_ns: int
+
+
+@dataclass(eq=False)
+class Times:
+    """Of one sequence, so far."""
+
+    arrival_ns: int
+    attached: "list[Times]"
+    """Choices of the same request that wait for the first one's prompt, to share its blocks."""
+    wait: Wait | None = None
+    """While it is in the queue."""
+    first_scheduled_ns: int | None = None
+    held: tuple[Held, ...] = ()
+    chunks: list[ChunkTime] = field(default_factory=list)
+    token_ns: list[int] = field(default_factory=list)
+    decodes: list[DecodeTime] = field(default_factory=list)
+    decoding: Reading | None = None
+    """While it decodes: totals when it began."""
+    decodes_since_ns: int = 0
+    preemptions: list[PreemptionTime] = field(default_factory=list)
+    kernel_ns: int = 0
+    """Total when the last step with a token of it ended: what came since was without it."""
+
+    def timeline(self, finish_ns: int) -> Timeline:
+        """As values."""
+        return Timeline(
+            arrival_ns=self.arrival_ns,
+            first_scheduled_ns=self.first_scheduled_ns,
+            chunks=tuple(self.chunks),
+            token_ns=tuple(self.token_ns),
+            preemptions=tuple(self.preemptions),
+            finish_ns=finish_ns,
+            held=self.held,
+            decodes=tuple(self.decodes),
+        )
+
+
+class Timekeeper:
+    """Hears of every step in order: `planned`, then `token` for each that it gave, then `ended`."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.meter = StepMeter(cost)
+        self._times: dict[int, Times] = {}
+        self._queue = QueueWatch(lambda number: times.wait if (times := self._times.get(number)) else None)
+        self._before_ns: list[int] = []
+
+    def follow(self, numbers: Iterable[int], arrival_ns: int) -> list[Times]:
+        """The choices of a request, by number, are queued: the first for a seat, the others for its prompt."""
+        attached: list[Times] = []
+        first, *others = [self._times.setdefault(number, Times(arrival_ns, attached)) for number in numbers]
+        first.wait = self._queue.begin(arrival_ns)
+        attached += others
+        return [first, *others]
+
+    def finish(self, number: int, finish_ns: int) -> Timeline:
+        """The sequence has ended."""
+        times = self._times.pop(number)
+        self._decoded(times)
+        self._waited(times, finish_ns)
+        if times in times.attached:
+            times.attached.remove(times)
+        else:
+            self._release(times.attached, finish_ns)
+        return times.timeline(finish_ns)
+
+    # --- a step ---------------------------------------------------------------------------------------------------
+
+    def planned(self, end: StepEnd) -> None:
+        """Who was preempted, and whose prompts were computed."""
+        plan = end.step.plan
+        self._queue.step(plan, end.began_ns)
+        self._preempted(plan.preemptions, end.began_ns)
+        self.meter.add(plan, end.result.step_ns, end.starved_ns, end.ended_ns, failed=end.result.failed)
+        for chunk in plan.chunks:
+            if times := self._times.get(chunk.number):
+                self._chunk(times, chunk, end)
+
+    def token(self, times: Times, now: int) -> None:
+        """The step gave one more token."""
+        if times.token_ns:
+            self._before_ns.append(times.token_ns[-1])
+        else:
+            self.meter.first_tokens += 1
+        times.token_ns.append(now)
+        if times.decoding is None:
+            times.decoding, times.decodes_since_ns = self.meter.now, now
+
+    def ended(self, end: StepEnd) -> None:
+        """All its tokens are known; who has to begin again after it failed."""
+        self.meter.gave(self._before_ns)
+        self._before_ns.clear()
+        self._preempted(end.resolved.preempted, end.ended_ns)
+
+    # --- prompts --------------------------------------------------------------------------------------------------
+
+    def _chunk(self, times: Times, chunk: Chunk, end: StepEnd) -> None:
+        self._seated(times, end.began_ns)
+        times.chunks.append(self._chunk_time(times, chunk, end))
+        times.kernel_ns = self.meter.now.kernel_ns
+        for number in chunk.forks:
+            if fork := self._times.get(number):
+                self._fork(times, fork)
+        if chunk.samples:
+            self._release(times.attached, end.began_ns)
+
+    def _chunk_time(self, times: Times, chunk: Chunk, end: StepEnd) -> ChunkTime:
+        return ChunkTime(
+            start_ns=end.began_ns,
+            end_ns=end.ended_ns,
+            tokens=chunk.tokens,
+            step=end.step.plan.step,
+            position=chunk.start,
+            kernel_ns=end.result.step_ns,
+            others=end.step.plan.shape.tokens - chunk.tokens,
+            alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),
+            reason=chunk.reason,
+            without_ns=self.meter.before.kernel_ns - times.kernel_ns,
+            starved_ns=end.starved_ns,
+        )
+
+    def _seated(self, times: Times, now: int) -> None:
+        """It waits no longer, if it did."""
+        if times.first_scheduled_ns is None:
+            times.first_scheduled_ns = now
+        if times.wait is not None:
+            self._waited(times, now)
+            times.kernel_ns = self.meter.before.kernel_ns
+
+    def _fork(self, first: Times, fork: Times) -> None:
+        """A fork shares the prefill of the choice it comes from."""
+        first.attached.remove(fork)
+        fork.chunks, fork.first_scheduled_ns = list(first.chunks), first.first_scheduled_ns
+        fork.held, fork.kernel_ns = first.held, first.kernel_ns
+
+    def _release(self, attached: list[Times], now: int) -> None:
+        """Those that could not be forked wait in the queue from now on."""
+        for times in attached:
+            times.wait = self._queue.begin(now)
+        attached.clear()
+
+    # --- waiting and decoding -------------------------------------------------------------------------------------
+
+    def _waited(self, times: Times, now: int) -> None:
+        """What it waited for goes to the preemption that made it wait, or to its arrival."""
+        if times.wait is None:
+            return
+        held, times.wait = self._queue.end(times.wait, now), None
+        if times.preemptions:
+            times.preemptions[-1] = replace(times.preemptions[-1], held=held)
+        else:
+            times.held = held
+
+    def _preempted(self, preemptions: Iterable[Preemption], now: int) -> None:
+        for preemption in preemptions:
+            if times := self._times.get(preemption.number):
+                self._decoded(times)
+                times.preemptions.append(PreemptionTime(now, preemption.lost, preemption.reason))
+                times.wait = self._queue.begin(now)
+
+    def _decoded(self, times: Times) -> None:
+        """It decodes no longer, if it did. Its last token came with the last step, unless that failed."""
+        began, times.decoding = times.decoding, None
+        if began is None or times.token_ns[-1] == times.decodes_since_ns:
+            return
+        meter, end_ns = self.meter, times.token_ns[-1]
+        took = (meter.now if end_ns == meter.ended_ns else meter.before).since(began)
+        times.decodes.append(
+            DecodeTime(
+                start_ns=times.decodes_since_ns,
+                end_ns=end_ns,
+                steps=took.steps,
+                mixed_steps=took.mixed_steps,
+                kernel_ns=took.kernel_ns,
+                tokens=took.tokens,
+                alone_ns=took.alone_ns,
+                prefill_ns=took.prefill_ns,
+                starved_ns=took.starved_ns,
+            )
+        )
