@@ -110,6 +110,7 @@ class _Watch:
         self._parts = inner._kernels, inner._sampler = _Timed(inner._kernels), _Timed(inner._sampler)
         loop: Any = engine._loop
         self._executor: StepExecutor = loop._executor
+        self.capabilities = self._executor.capabilities
         loop._executor = self
 
     def kernels_ns(self) -> int:

@@ -32,18 +32,18 @@ void BlockCheck::check(const Batch& batch) {
 }
 
 void BlockCheck::check_range(const Batch& batch, int slice) const {
-  const int32_t* table = batch.tables + batch.table_starts[slice];
-  const int used = last_position(batch, slice) / kBlock + 1;
+  const int first = of_.first_seen_block(batch.starts[slice]), used = last_position(batch, slice) / kBlock + 1;
+  const int32_t* table = this->table(batch, slice);
   const uint32_t blocks = static_cast<uint32_t>(writers_.size());
   uint32_t highest = 0;  // of unsigned numbers: a negative one is higher than any block
-  for (int i = 0; i < used; ++i) highest = std::max(highest, static_cast<uint32_t>(table[i]));
+  for (int i = first; i < used; ++i) highest = std::max(highest, static_cast<uint32_t>(table[i]));
   if (highest < blocks) return;
-  const int32_t* outside = std::find_if(table, table + used, [&](int32_t block) { return static_cast<uint32_t>(block) >= blocks; });
+  const int32_t* outside = std::find_if(table + first, table + used, [&](int32_t block) { return static_cast<uint32_t>(block) >= blocks; });
   refuse(slice, "block " + std::to_string(*outside) + " is outside the cache (0 to " + std::to_string(blocks - 1) + ")");
 }
 
 void BlockCheck::check_writes(const Batch& batch, int slice, int32_t first_mark) {
-  const int32_t* table = batch.tables + batch.table_starts[slice];
+  const int32_t* table = this->table(batch, slice);
   for (int i = batch.starts[slice] / kBlock; i <= last_position(batch, slice) / kBlock; ++i) {
     int32_t& writer = writers_[table[i]];
     if (writer >= first_mark) refuse(slice, "block " + std::to_string(table[i]) + " is also written by slice " + std::to_string(writer - first_mark));

@@ -1,7 +1,9 @@
 // The table of kernels: one filled for each instruction set this build holds, one chosen at run time.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -10,7 +12,8 @@
 namespace twostep {
 
 constexpr int kScratchGroups = 32;                                 // unpacked at a time: fits the first-level cache
-constexpr size_t kScratchBytes = kScratchGroups * (512 + 2 * 64);  // of linear_panel
+constexpr size_t kScratchBytes = kScratchGroups * (512 + 2 * 64);  // of one panel
+constexpr int kMostPanels = 2;                                     // of linear_panels; the scratch is kMostPanels * kScratchBytes
 constexpr int kBlock = 16;                                         // token positions of a KV block
 constexpr int kTile = 64;                                          // positions of one softmax tile
 constexpr int kSplit = 512;  // positions whose softmax is computed on its own and merged in order; fixed from position 0
@@ -45,9 +48,14 @@ struct KvView {
   size_t block_stride;        // elements between blocks
   const int32_t* table;       // block i holds positions 16·i ..
   int head_dim;
-  const uint16_t* keys(int block) const { return base + size_t(table[block]) * block_stride; }  // [padded][16]
+  int first_block = 0;  // the first that the sequence still has: the table's entries before it are not read
+  const uint16_t* keys(int block) const { return base + size_t(table[std::max(block, first_block)]) * block_stride; }  // [padded][16]
   const uint16_t* values(int block) const { return keys(block) + size_t(padded(head_dim)) * kBlock; }  // [16][padded]
 };
+
+constexpr int kNoWindow = std::numeric_limits<int>::max();
+// The first position that a token sees through a window of so many positions, its own included.
+constexpr int first_seen_position(int position, int window) { return std::max(0, position - window + 1); }
 
 // Query rows of one KV head: row r of the tile is query head r % group of token r / group, which sits at `position`
 // + r / group. `q` is scaled and rotated. A state row is max, sum, out[head_dim] of an online softmax.
@@ -55,20 +63,30 @@ struct QueryTile {
   const float* q;
   size_t token_stride, head_stride;  // floats
   int tokens, group, position;
+  int window = kNoWindow;
   const float* row(int r) const { return q + r / group * token_stride + r % group * head_stride; }
   int rows() const { return tokens * group; }
 };
+
+// A panel to be multiplied into out[rows][16], and the one that will come after it: fetched, not read, so it may be no panel.
+struct PanelJob {
+  const uint8_t *panel, *next;
+  float* out;
+};
+
+enum class Activation : int { Silu, GeluTanh };
 
 struct Kernels {
   const char* name;
   void (*quantise)(const float* x, int inputs, uint8_t* record, uint8_t* fine_record);  // either may be null
   void (*rms_norm)(const float* x, const float* weight, float eps, int inputs, float* out);
-  void (*linear_panel)(const Matrix&, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch);
+  // One panel, or two of one format and length, with the same rows.
+  void (*linear_panels)(Format, const PanelJob* jobs, int count, const QuantRows& x, int rows, uint8_t* scratch);
   void (*float_panel)(const Matrix&, int panel, const float* x, size_t x_stride, int rows, float* out);
-  // out[row][0..count-1] = panel[row][..] (+ bias); or += ; or silu(gate panel) · up panel
+  // out[row][0..count-1] = panel[row][..] (+ bias); or += ; or activation(gate panel) · up panel
   void (*put)(const float* panel, int rows, int count, const float* bias, float* out, size_t stride);
   void (*add)(const float* panel, int rows, int count, float* out, size_t stride);
-  void (*gated_silu)(const float* gate, const float* up, int rows, int count, float* out, size_t stride);
+  void (*gated)(Activation, const float* gate, const float* up, int rows, int count, float* out, size_t stride);
   // rotates one head in place (halves order), cos_sin: [dim/2] cosines, [dim/2] sines; then times `factor`
   void (*rope)(float* head, const float* cos_sin, int dim, float factor);
   void (*write_kv)(const float* key, const float* value, int head_dim, int slot, uint16_t* keys, uint16_t* values);
@@ -81,10 +99,10 @@ struct Kernels {
   double (*peak_f32)();
 };
 
-constexpr int kMaxQueryRows = 48;  // of a QueryTile
+constexpr int kMaxQueryRows = 96;  // of a QueryTile
 inline size_t state_floats(int head_dim) { return size_t(padded(head_dim)) + kPanel; }  // max, sum, padding, out
-inline size_t attend_scratch_floats(int head_dim) {  // keys and values of a tile, queries, scores
-  return size_t(padded(head_dim)) * (2 * kTile + kMaxQueryRows) + size_t(kMaxQueryRows) * kTile;
+inline size_t attend_scratch_floats(int head_dim) {  // keys and values of a tile, queries, scores; sums; maxima and shrinking
+  return size_t(padded(head_dim)) * (2 * kTile + kMaxQueryRows) + size_t(kMaxQueryRows) * (kTile + kPanel + 2) + 2 * kPanel;
 }
 
 const Kernels* portable_kernels();

@@ -3,17 +3,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 
 #include "pack.h"
 
 namespace twostep {
 namespace {
 
-constexpr int kRowBlock = 128;       // rows that share one unpacking of a panel
+constexpr int kRowBlock = 256;       // rows that share one unpacking of a panel
+constexpr int kOwnedRows = 64;        // so many rows for each member: each has its own
 constexpr int kPrivateValues = 4096; // fewer values than this: each member prepares its own rows, which saves a barrier
 constexpr int kTasksPerMember = 2;   // more would break the streams of weights, fewer wait longer for one held up
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+[[noreturn]] void refuse(const char* fault) { throw std::invalid_argument(fault); }
 
 // Exactly so long, contents lost; what it held is given back first. Returns its bytes.
 template <class T>
@@ -25,19 +29,18 @@ size_t renew(std::vector<T>& buffer, size_t size) {
 
 }  // namespace
 
-Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_blocks, const std::vector<float>& inverse_frequencies)
+Program::Program(const Dims& dims, const std::string& isa, int threads, std::unique_ptr<KvPool> pool)
     : dims_(dims),
       kernels_(choose_kernels(isa)),
       team_owner_(std::make_shared<Team>(threads)),
       team_(*team_owner_),
-      inverse_frequencies_(inverse_frequencies),
-      kv_blocks_(kv_blocks),
-      members_(threads) {
-  kv_ = cache_.take_array<uint16_t>(size_t(dims.layers) * kv_blocks * block_elements());
-  blocks_ = BlockCheck(kv_blocks);  // only now: a cache too large for the machine is refused above
+      pool_(std::move(pool)),
+      members_(threads),
+      plans_(pool_->groups().size()) {
+  for (size_t g = 0; g < plans_.size(); ++g) checks_.emplace_back(static_cast<int>(g), pool_->groups()[g]);
   for (Member& member : members_) {
     member.panels.resize(size_t(2) * kRowBlock * kPanel);
-    member.unpacked.resize(kScratchBytes);
+    member.unpacked.resize(kMostPanels * kScratchBytes);
     member.records.resize(4 * kPrivateValues);  // records are at most 1.5 and 2.5 bytes a value, rounded up
     member.fine_records.resize(5 * kPrivateValues);
     member.attend.resize(attend_scratch_floats(dims.head_dim));
@@ -67,28 +70,64 @@ int Program::add_matrix(Format format, const uint8_t* rows, int outputs, int inp
   return static_cast<int>(matrices_.size()) - 1;
 }
 
-void Program::embed(Format format, const uint8_t* rows) {
+int Program::add_rotation(std::vector<float> inverse_frequencies) {
+  if (inverse_frequencies.size() * 2 != size_t(dims_.head_dim)) refuse("a rotation has one frequency for each pair of a head's elements");
+  rotations_.push_back(std::move(inverse_frequencies));
+  return static_cast<int>(rotations_.size()) - 1;
+}
+
+void Program::set_embedding(Format format, const uint8_t* rows) {
   embed_format_ = format;
   embed_rows_ = rows;
-  instructions_.push_back({Kind::Embed, {}, 0, {}, Buffer::Residual, 0});
 }
 
-void Program::norm_linear(std::vector<float> norm, float eps, std::vector<Piece> pieces) {
-  instructions_.push_back({Kind::NormLinear, std::move(norm), eps, std::move(pieces), Buffer::Residual, 0});
+void Program::add(Instruction instruction) {
+  check(instruction);
+  instructions_.push_back(std::move(instruction));
 }
 
-void Program::attention(int layer) { instructions_.push_back({Kind::Attention, {}, 0, {}, Buffer::Qkv, layer}); }
-
-void Program::linear_add(Piece piece, Buffer from) {
-  instructions_.push_back({Kind::LinearAdd, {}, 0, {std::move(piece)}, from, 0});
+void Program::check(const Instruction& instruction) const {
+  using Kind = Instruction::Kind;
+  const auto norm_fits = [](const Norm& norm, int size) { return !norm || norm.weight.size() == size_t(size); };
+  if (!norm_fits(instruction.norm, buffer_width(instruction.from)) || !norm_fits(instruction.post_norm, dims_.width) ||
+      !norm_fits(instruction.q_norm, dims_.head_dim) || !norm_fits(instruction.k_norm, dims_.head_dim))
+    refuse("a norm has another size than the rows it normalises");
+  switch (instruction.kind) {
+    case Kind::Embed:
+      if (!embed_rows_) refuse("the program has no embedding");
+      break;
+    case Kind::Attention: {
+      const auto& groups = pool_->groups();
+      if (instruction.group < 0 || instruction.group >= static_cast<int>(groups.size()) || instruction.layer < 0 ||
+          instruction.layer >= groups[instruction.group].layers)
+        refuse("attention has a group or layer that the KV pool lacks");
+      if (instruction.rotation < -1 || instruction.rotation >= static_cast<int>(rotations_.size())) refuse("attention has a rotation that the program lacks");
+      break;
+    }
+    default: check_pieces(instruction);
+  }
 }
 
-void Program::norm_gated_silu(std::vector<float> norm, float eps, Piece gate, Piece up) {
-  instructions_.push_back({Kind::NormGatedSilu, std::move(norm), eps, {std::move(gate), std::move(up)}, Buffer::Residual, 0});
-}
-
-void Program::logits(std::vector<float> norm, float eps, Piece head) {
-  instructions_.push_back({Kind::Logits, std::move(norm), eps, {std::move(head)}, Buffer::Residual, 0});
+// Columns of a matrix have to be those of `from`, its outputs to fit `to`; the buffers that the kernels write in place are fixed.
+void Program::check_pieces(const Instruction& instruction) const {
+  using Kind = Instruction::Kind;
+  const Kind kind = instruction.kind;
+  const size_t most = kind == Kind::Gated ? 2 : kind == Kind::Linear ? SIZE_MAX : 1, least = kind == Kind::Gated ? 2 : 1;
+  if (instruction.pieces.size() < least || instruction.pieces.size() > most) refuse("an instruction has another number of matrices");
+  const int room = kind == Kind::Logits ? dims_.vocab : buffer_width(instruction.to);
+  const bool floats = !layout_of(matrices_.at(instruction.pieces[0].matrix).format).quantised();
+  int columns = 0;
+  for (const Piece& piece : instruction.pieces) {
+    const Matrix& matrix = matrices_.at(piece.matrix);
+    if (matrix.inputs != buffer_width(instruction.from)) refuse("a matrix has other inputs than its buffer has columns");
+    const bool whole = kind == Kind::Linear || (piece.offset == 0 && matrix.outputs == room);
+    if (piece.offset < 0 || piece.offset + matrix.outputs > room || !whole) refuse("a matrix has other outputs than its buffer has columns");
+    if (!piece.bias.empty() && (piece.bias.size() != size_t(matrix.outputs) || kind == Kind::Gated || kind == Kind::Logits))
+      refuse("a bias has another size than its matrix has outputs, or none is possible");
+    if (floats == layout_of(matrix.format).quantised()) refuse("matrices that share an input must all be quantised or all be floats");
+    columns += matrix.outputs;
+  }
+  if (kind == Kind::Linear && columns != room) refuse("the matrices do not fill the columns of their buffer");
 }
 
 // ----------------------------------------------------------------------------------------------------------- running
@@ -103,25 +142,35 @@ void Program::grow(int rows) {
   if (rows <= capacity_) return;
   capacity_ = 0;  // until all is there: an allocation that fails must not count
   const size_t n = rows;
-  const int widest = std::max({dims_.width, dims_.query_width(), dims_.ffn_width});
   buffer_bytes_ = renew(residual_, n * dims_.width) + renew(qkv_, n * dims_.qkv_width()) + renew(heads_, n * dims_.query_width()) +
-                  renew(ffn_, n * dims_.ffn_width) + renew(normed_, n * dims_.width) + renew(angles_, n * dims_.head_dim) +
-                  renew(records_, n * QuantRows::record_bytes(widest, false)) +
-                  renew(fine_records_, n * QuantRows::record_bytes(widest, true)) + renew(row_slice_, n) + renew(row_position_, n);
+                  renew(ffn_, n * dims_.ffn_width) + renew(normed_, n * dims_.width) + renew(angles_, n * dims_.head_dim * rotations_.size()) +
+                  renew(records_, n * QuantRows::record_bytes(widest(), false)) +
+                  renew(fine_records_, n * QuantRows::record_bytes(widest(), true)) + renew(row_slice_, n) + renew(row_position_, n);
   capacity_ = rows;
 }
 
-void Program::copy_block(int source, int target) {
+void Program::copy_block(int group, int source, int target) {
   const Team::Turn turn(team_);
-  std::copy_n(kv_block(0, source), dims_.layers * block_elements(), kv_block(0, target));
+  pool_->copy(group, source, target);
+}
+
+void Program::export_block(int group, int block, uint8_t* out) {
+  const Team::Turn turn(team_);
+  pool_->export_block(group, block, out);
+}
+
+void Program::import_block(int group, int block, const uint8_t* data, size_t size) {
+  const Team::Turn turn(team_);
+  pool_->import_block(group, block, data, size);
 }
 
 bool Program::forward(const Batch& batch, float* out) {
   const Team::Turn turn(team_);
-  blocks_.check(batch);
+  for (BlockCheck& check : checks_) check.check(batch);
   if (batch.rows == 0) return true;
   grow(batch.rows);
-  plan_attention(batch);
+  place_rows(batch);
+  for (size_t g = 0; g < plans_.size(); ++g) plan_attention(batch, static_cast<int>(g));
   stopped_ = false;
   cancel_.store(false, std::memory_order_relaxed);
   seconds_.fill(0);
@@ -136,12 +185,13 @@ void Program::run(const Batch& batch, float* out, int member) {
 }
 
 bool Program::execute(const Instruction& instruction, const Batch& batch, float* out, int member) {
+  using Kind = Instruction::Kind;
   switch (instruction.kind) {
-    case Kind::Embed: run_embed(batch, member); break;
-    case Kind::NormLinear: return run_norm_linear(instruction, batch, member);
-    case Kind::Attention: run_attention(instruction, batch, member); break;
+    case Kind::Embed: run_embed(instruction, batch, member); break;
+    case Kind::Linear: run_linear(instruction, batch, member); break;
+    case Kind::Attention: return run_attention(instruction, batch, member);
     case Kind::LinearAdd: run_linear_add(instruction, batch, member); break;
-    case Kind::NormGatedSilu: run_gated_silu(instruction, batch, member); break;
+    case Kind::Gated: run_gated(instruction, batch, member); break;
     case Kind::Logits: run_logits(instruction, batch, out, member); break;
   }
   return true;
@@ -179,17 +229,23 @@ int Program::buffer_width(Buffer which) const {
   }
 }
 
-// Rows of the embedding, and the cosines and sines of each row's position (in float32, as the models were trained).
-void Program::run_embed(const Batch& batch, int member) {
+// Rows of the embedding, and the cosines and sines of each row's position (in float32, as the models were trained), for
+// each rotation of the network.
+void Program::run_embed(const Instruction& instruction, const Batch& batch, int member) {
   const size_t row_bytes = layout_of(embed_format_).file_row_bytes(dims_.width);
   const int half = dims_.head_dim / 2;
   team_.share(batch.rows, [&](int row) {
-    decode_row(embed_format_, embed_rows_ + row_bytes * batch.tokens[row], dims_.width, &residual_[size_t(row) * dims_.width]);
+    float* x = &residual_[size_t(row) * dims_.width];
+    decode_row(embed_format_, embed_rows_ + row_bytes * batch.tokens[row], dims_.width, x);
+    if (instruction.scale != 1.0f)
+      for (int i = 0; i < dims_.width; ++i) x[i] *= instruction.scale;
     const float position = static_cast<float>(row_position_[row]);
-    float* angles = &angles_[size_t(row) * dims_.head_dim];
-    for (int i = 0; i < half; ++i) {
-      angles[i] = std::cos(position * inverse_frequencies_[i]);
-      angles[half + i] = std::sin(position * inverse_frequencies_[i]);
+    for (size_t r = 0; r < rotations_.size(); ++r) {
+      float* angles = &angles_[(size_t(row) * rotations_.size() + r) * dims_.head_dim];
+      for (int i = 0; i < half; ++i) {
+        angles[i] = std::cos(position * rotations_[r][i]);
+        angles[half + i] = std::sin(position * rotations_[r][i]);
+      }
     }
   });
   team_.barrier();
@@ -198,31 +254,68 @@ void Program::run_embed(const Batch& batch, int member) {
 
 // ------------------------------------------------------------------------------------------------------------ linear
 
-// Norms and quantises the rows that an instruction's matrices are about to meet. `chosen_rows` null: all rows in order.
-Program::Input Program::prepare(const Instruction& instruction, int rows, const int32_t* chosen_rows, int member) {
-  const Matrix& matrix = matrices_[instruction.pieces[0].matrix];
-  const bool floats = !layout_of(matrix.format).quantised(), norm = !instruction.norm.empty();
-  const int inputs = matrix.inputs;
-  const float* source = buffer(instruction.from);
-  const size_t stride = buffer_width(instruction.from);
-  const bool own = !floats && size_t(rows) * inputs <= kPrivateValues;
+bool Program::owned(const Batch& batch) const { return batch.rows >= kOwnedRows * team_.active(); }
+
+int Program::first_owned(const Batch& batch, int member) const {
+  return static_cast<int>(int64_t(batch.rows) * member / team_.active());
+}
+
+// What an instruction wrote may be read, by any member if rows have no owner.
+void Program::end_rows(const Batch& batch) {
+  if (!owned(batch)) team_.barrier();
+}
+
+int Program::widest() const { return std::max({dims_.width, dims_.query_width(), dims_.ffn_width}); }
+
+// `own`: in the member's own memory. Else records of rows from `first` on begin where they would if all were of the widest
+// instruction: owners of rows may be at different instructions, and must not write to records that others still read.
+Program::Input Program::input_of(const Instruction& instruction, bool own, int first, Member& mine) {
+  const int inputs = matrices_[instruction.pieces[0].matrix].inputs;
+  const bool norm = bool(instruction.norm);
+  const auto stride = [&](bool fine) { return QuantRows::record_bytes(inputs, fine); };
+  const auto skip = [&](bool fine) { return first * (QuantRows::record_bytes(widest(), fine) - stride(fine)); };
+  return {{own ? mine.records.data() : records_.data() + skip(false), stride(false), inputs, false},
+          {own ? mine.fine_records.data() : fine_records_.data() + skip(true), stride(true), inputs, true},
+          norm ? normed_.data() : buffer(instruction.from), norm ? size_t(inputs) : size_t(buffer_width(instruction.from))};
+}
+
+// Norms and quantises one row of an instruction's input.
+void Program::prepare_row(const Instruction& instruction, const Input& in, bool own, int row, int source_row, Member& mine) {
+  const float* x = buffer(instruction.from) + size_t(buffer_width(instruction.from)) * source_row;
+  const int inputs = in.coarse.inputs;
+  if (instruction.norm) {
+    float* normed = own ? mine.panels.data() : &normed_[size_t(row) * inputs];  // panels: free until the first panel
+    kernels_.rms_norm(x, instruction.norm.weight.data(), instruction.norm.eps, inputs, normed);
+    x = normed;
+  }
+  if (layout_of(matrices_[instruction.pieces[0].matrix].format).quantised()) quantise_row(instruction, x, in, row);
+}
+
+// All rows of the step, or those that the member owns.
+Program::Input Program::prepare(const Instruction& instruction, const Batch& batch, int member) {
   Member& mine = members_[member];
-  const Input in{{own ? mine.records.data() : records_.data(), QuantRows::record_bytes(inputs, false), inputs, false},
-                 {own ? mine.fine_records.data() : fine_records_.data(), QuantRows::record_bytes(inputs, true), inputs, true},
-                 norm ? normed_.data() : source, norm ? size_t(inputs) : stride};
-  const auto prepare_row = [&](int r) {
-    const float* x = source + stride * (chosen_rows ? chosen_rows[r] : r);
-    if (norm) {
-      float* normed = own ? mine.panels.data() : &normed_[size_t(r) * inputs];  // panels: free until the first panel
-      kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
-      x = normed;
-    }
-    if (!floats) quantise_row(instruction, x, in, r);
-  };
+  if (owned(batch)) {
+    const int first = first_owned(batch, member);
+    const Input in = input_of(instruction, false, first, mine);
+    for (int r = first; r < first_owned(batch, member + 1); ++r) prepare_row(instruction, in, false, r, r, mine);
+    lap(Part::Rest, member);
+    return in;
+  }
+  return prepare_shared(instruction, batch.rows, nullptr, member);
+}
+
+// Rows that have no owner, or were chosen from all. `chosen_rows` null: all rows in order.
+Program::Input Program::prepare_shared(const Instruction& instruction, int rows, const int32_t* chosen_rows, int member) {
+  Member& mine = members_[member];
+  const Matrix& matrix = matrices_[instruction.pieces[0].matrix];
+  const bool floats = !layout_of(matrix.format).quantised(), norm = bool(instruction.norm);
+  const bool own = !floats && size_t(rows) * matrix.inputs <= kPrivateValues;
+  const Input in = input_of(instruction, own, 0, mine);
+  const auto one = [&](int r) { prepare_row(instruction, in, own, r, chosen_rows ? chosen_rows[r] : r, mine); };
   if (own) {
-    for (int r = 0; r < rows; ++r) prepare_row(r);
+    for (int r = 0; r < rows; ++r) one(r);
   } else if (!floats || norm) {
-    team_.share(rows, prepare_row);
+    team_.share(rows, one);
     team_.barrier();
   }
   lap(Part::Rest, member);
@@ -237,96 +330,164 @@ void Program::quantise_row(const Instruction& instruction, const float* x, const
   kernels_.quantise(x, in.coarse.inputs, coarse ? record : nullptr, fine ? fine_record : nullptr);
 }
 
-void Program::panel(const Piece& piece, int panel, const Input& in, int row, int rows, float* out, uint8_t* scratch) const {
-  const Matrix& matrix = matrices_[piece.matrix];
-  if (layout_of(matrix.format).quantised()) {
-    QuantRows x = piece.fine ? in.fine : in.coarse;
-    x.base += x.stride * row;
-    kernels_.linear_panel(matrix, panel, x, rows, out, scratch);
-  } else {
-    kernels_.float_panel(matrix, panel, in.floats + in.float_stride * row, in.float_stride, rows, out);
+// One panel, or two of one format and precision, with rows `row`.. of the prepared ones.
+void Program::panels(const PanelOf* which, int count, const Input& in, int row, int rows, Member& mine) const {
+  const Piece& piece = *which[0].piece;
+  const Format format = matrices_[piece.matrix].format;
+  if (!layout_of(format).quantised()) {
+    for (int i = 0; i < count; ++i)
+      kernels_.float_panel(matrices_[which[i].piece->matrix], which[i].panel, in.floats + in.float_stride * row, in.float_stride, rows, which[i].out);
+    return;
+  }
+  PanelJob jobs[kMostPanels];
+  for (int i = 0; i < count; ++i) {
+    const Matrix& matrix = matrices_[which[i].piece->matrix];
+    jobs[i] = {matrix.panel(which[i].panel), matrix.panel(which[i].next), which[i].out};
+  }
+  QuantRows x = piece.fine ? in.fine : in.coarse;
+  x.base += x.stride * row;
+  kernels_.linear_panels(format, jobs, count, x, rows, mine.unpacked.data());
+}
+
+// `count` panels of a piece from `panel` on, into the member's two buffers.
+void Program::consecutive_panels(const Piece& piece, int panel, int count, const Input& in, int row, int rows, Member& mine) const {
+  PanelOf which[kMostPanels];
+  for (int i = 0; i < count; ++i) which[i] = {&piece, panel + i, panel + count + i, mine.panel(i)};
+  panels(which, count, in, row, rows, mine);
+}
+
+int Program::panels_of(const std::vector<Piece>& pieces, size_t count) const {
+  int panels = 0;
+  for (size_t i = 0; i < count; ++i) panels += matrices_[pieces[i].matrix].panels();
+  return panels;
+}
+
+// Panels begin..end-1 of the pieces, counted through, one or two at a time: store(piece, panel, panels, first row, rows)
+// computes and stores.
+template <class Store>
+void Program::multiply_some(const std::vector<Piece>& pieces, int begin, int end, int row, int rows, Store&& store) {
+  int first = 0;
+  for (size_t i = 0; begin < end; ++i) {
+    const int next = first + matrices_[pieces[i].matrix].panels();
+    for (int taken; begin < std::min(end, next); begin += taken) {
+      taken = std::min(kMostPanels, std::min(end, next) - begin);
+      store(pieces[i], begin - first, taken, row, rows);
+    }
+    first = next;
   }
 }
 
-// Shares out the panels of the first `count` pieces for all rows: store(piece, panel, first row, rows) computes and stores.
+// Shares out the panels of the first `count` pieces for all rows.
 template <class Store>
-void Program::multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store) {
-  int panels = 0;
-  for (size_t i = 0; i < count; ++i) panels += matrices_[pieces[i].matrix].panels();
-  const int row_blocks = ceil_div(rows, kRowBlock);
-  const int chunk = std::max(1, panels * row_blocks / (kTasksPerMember * team_.size()));
-  const int chunks = ceil_div(panels, chunk);
+void Program::multiply_shared(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store) {
+  const int panels = panels_of(pieces, count), row_blocks = ceil_div(rows, kRowBlock);
+  const int share = std::max(1, panels * row_blocks / (kTasksPerMember * team_.size()));
+  const int chunk = share > kMostPanels ? share / kMostPanels * kMostPanels : share, chunks = ceil_div(panels, chunk);
   team_.share(chunks * row_blocks, [&](int task) {
-    const int row = task / chunks * kRowBlock, block = std::min(kRowBlock, rows - row);
-    int p = task % chunks * chunk, first = 0;
-    const int end = std::min(panels, p + chunk);
-    for (size_t i = 0; i < count; ++i) {
-      const int next = first + matrices_[pieces[i].matrix].panels();
-      for (; p < std::min(end, next); ++p) store(pieces[i], p - first, row, block);
-      first = next;
-    }
+    const int row = task / chunks * kRowBlock, begin = task % chunks * chunk;
+    multiply_some(pieces, begin, std::min(panels, begin + chunk), row, std::min(kRowBlock, rows - row), store);
   });
+}
+
+// The first `count` pieces with all rows of the step, or with those that the member owns.
+template <class Store>
+void Program::multiply(const std::vector<Piece>& pieces, size_t count, const Batch& batch, int member, Store&& store) {
+  if (!owned(batch)) return multiply_shared(pieces, count, batch.rows, store);
+  const int panels = panels_of(pieces, count), end = first_owned(batch, member + 1);
+  for (int row = first_owned(batch, member); row < end; row += kRowBlock)
+    multiply_some(pieces, 0, panels, row, std::min(kRowBlock, end - row), store);
 }
 
 // Pieces of one instruction may differ in format, but all are quantised or none: the caller sees to it.
-bool Program::run_norm_linear(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, batch.rows, nullptr, member);
-  const size_t stride = dims_.qkv_width();
+void Program::run_linear(const Instruction& instruction, const Batch& batch, int member) {
+  const Input in = prepare(instruction, batch, member);
+  const size_t stride = buffer_width(instruction.to);
+  float* out = buffer(instruction.to);
   Member& mine = members_[member];
-  multiply(instruction.pieces, instruction.pieces.size(), batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
-    kernels_.put(mine.panels.data(), rows, count, bias, qkv_.data() + row * stride + piece.offset + column, stride);
+  multiply(instruction.pieces, instruction.pieces.size(), batch, member, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
+      kernels_.put(mine.panel(i), rows, width, bias, out + row * stride + piece.offset + column, stride);
+    }
   });
-  const bool go_on = pass(member);
+  end_rows(batch);
   lap(Part::Linear, member);
-  return go_on;
 }
 
 void Program::run_linear_add(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, batch.rows, nullptr, member);
+  const Input in = prepare(instruction, batch, member);
   const size_t stride = dims_.width;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    float* tile = mine.panels.data();
-    panel(piece, p, in, row, rows, tile, mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    if (!piece.bias.empty()) kernels_.put(tile, rows, count, piece.bias.data() + column, tile, kPanel);
-    kernels_.add(tile, rows, count, residual_.data() + row * stride + column, stride);
+  multiply(instruction.pieces, 1, batch, member, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      float* tile = mine.panel(i);
+      const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
+      if (instruction.post_norm) {
+        kernels_.put(tile, rows, width, bias, normed_.data() + row * stride + column, stride);
+        continue;
+      }
+      if (bias) kernels_.put(tile, rows, width, bias, tile, kPanel);
+      kernels_.add(tile, rows, width, residual_.data() + row * stride + column, stride);
+    }
   });
-  team_.barrier();
+  end_rows(batch);
   lap(Part::Linear, member);
+  if (!instruction.post_norm) return;
+  add_normed(instruction, batch, member);
+  end_rows(batch);
+  lap(Part::Rest, member);
 }
 
-void Program::run_gated_silu(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, batch.rows, nullptr, member);
+// The projection's rows lie in `normed_`, which no instruction reads that has no norm of its input.
+void Program::add_normed(const Instruction& instruction, const Batch& batch, int member) {
+  const auto one = [&](int row) {
+    float *normed = &normed_[size_t(row) * dims_.width], *residual = &residual_[size_t(row) * dims_.width];
+    kernels_.rms_norm(normed, instruction.post_norm.weight.data(), instruction.post_norm.eps, dims_.width, normed);
+    for (int i = 0; i < dims_.width; ++i) residual[i] += normed[i];
+  };
+  if (!owned(batch)) return team_.share(batch.rows, one);
+  for (int row = first_owned(batch, member); row < first_owned(batch, member + 1); ++row) one(row);
+}
+
+// Panel p of both, into the member's two buffers; together where one tile can hold both.
+void Program::gate_and_up(const Piece& gate, const Piece& up, int p, const Input& in, int row, int rows, Member& mine) const {
+  const PanelOf which[] = {{&gate, p, p + 1, mine.panel(0)}, {&up, p, p + 1, mine.panel(1)}};
+  const bool alike = matrices_[gate.matrix].format == matrices_[up.matrix].format && gate.fine == up.fine;
+  if (alike) return panels(which, 2, in, row, rows, mine);
+  for (const PanelOf& one : which) panels(&one, 1, in, row, rows, mine);
+}
+
+void Program::run_gated(const Instruction& instruction, const Batch& batch, int member) {
+  const Input in = prepare(instruction, batch, member);
   const size_t stride = dims_.ffn_width;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& gate = matrices_[piece.matrix];
-    float *gates = mine.panels.data(), *ups = gates + size_t(kRowBlock) * kPanel;
-    panel(piece, p, in, row, rows, gates, mine.unpacked.data());
-    panel(instruction.pieces[1], p, in, row, rows, ups, mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, gate.outputs - column);
-    kernels_.gated_silu(gates, ups, rows, count, ffn_.data() + row * stride + column, stride);
+  multiply(instruction.pieces, 1, batch, member, [&](const Piece& gate, int p, int count, int row, int rows) {
+    for (int i = p; i < p + count; ++i) {
+      gate_and_up(gate, instruction.pieces[1], i, in, row, rows, mine);
+      const int column = i * kPanel, width = std::min(kPanel, matrices_[gate.matrix].outputs - column);
+      kernels_.gated(instruction.activation, mine.panel(0), mine.panel(1), rows, width, ffn_.data() + row * stride + column, stride);
+    }
   });
-  team_.barrier();
+  end_rows(batch);
   lap(Part::Linear, member);
 }
 
 void Program::run_logits(const Instruction& instruction, const Batch& batch, float* out, int member) {
   if (batch.logit_count == 0) return;
-  const Input in = prepare(instruction, batch.logit_count, batch.logit_rows, member);
+  if (owned(batch)) team_.barrier();  // its rows are anybody's
+  const Input in = prepare_shared(instruction, batch.logit_count, batch.logit_rows, member);
   const size_t stride = dims_.vocab;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    kernels_.put(mine.panels.data(), rows, count, nullptr, out + row * stride + column, stride);
+  multiply_shared(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      kernels_.put(mine.panel(i), rows, width, nullptr, out + row * stride + column, stride);
+    }
   });
   team_.barrier();
   lap(Part::Head, member);
@@ -334,61 +495,72 @@ void Program::run_logits(const Instruction& instruction, const Batch& batch, flo
 
 // --------------------------------------------------------------------------------------------------------- attention
 
-KvView Program::view(const Batch& batch, int layer, int slice, int kv_head) const {
-  const size_t block = block_elements();
-  return {kv_block(layer, 0) + kv_head * (block / dims_.kv_heads), block * dims_.layers, batch.tables + batch.table_starts[slice], dims_.head_dim};
+KvView Program::view(const Instruction& instruction, const Batch& batch, int slice, int kv_head) const {
+  const int group = instruction.group;
+  return {pool_->block(group, instruction.layer, 0) + kv_head * pool_->head_elements(), pool_->block_stride(group),
+          batch.tables[group] + batch.table_starts[slice], dims_.head_dim, pool_->groups()[group].first_seen_block(batch.starts[slice])};
+}
+
+void Program::place_rows(const Batch& batch) {
+  for (int s = 0, row = 0; s < batch.slices; row += batch.counts[s], ++s)
+    for (int i = 0; i < batch.counts[s]; ++i) {
+      row_slice_[row + i] = s;
+      row_position_[row + i] = batch.starts[s] + i;
+    }
 }
 
 // Cuts the step's rows into tasks of one KV head and at most kMaxQueryRows query rows. Where that gives too few for the
 // team (a lone decode), a task is one split of the positions, joined afterwards in order, or else one query head:
 // neither changes the arithmetic of a row.
-void Program::plan_attention(const Batch& batch) {
+void Program::plan_attention(const Batch& batch, int group) {
   int tiles = 0, splits = 1;
-  const int tile_tokens = std::max(1, kMaxQueryRows / dims_.group());
-  for (int s = 0, row = 0; s < batch.slices; row += batch.counts[s], ++s) {
+  const int tile_tokens = std::max(1, kMaxQueryRows / dims_.group()), window = pool_->groups()[group].window;
+  for (int s = 0; s < batch.slices; ++s) {
     tiles += ceil_div(batch.counts[s], tile_tokens);
-    splits = std::max(splits, ceil_div(batch.starts[s] + batch.counts[s], kSplit));
-    for (int i = 0; i < batch.counts[s]; ++i) {
-      row_slice_[row + i] = s;
-      row_position_[row + i] = batch.starts[s] + i;
-    }
+    splits = std::max(splits, ceil_div(batch.starts[s] + batch.counts[s], kSplit) - first_seen_position(batch.starts[s], window) / kSplit);
   }
+  AttentionPlan& plan = plans_[group];
   const bool few = tiles * dims_.kv_heads < 2 * team_.size();
-  joins_ = few && splits > 1;
-  tasks_.clear();
-  for (int s = 0, row = 0; s < batch.slices; row += batch.counts[s], ++s) add_query_tasks(batch, s, row, few && !joins_, joins_);
-  std::reverse(tasks_.begin(), tasks_.end());  // the longest first
-  const size_t floats = tasks_.size() * kMaxQueryRows * state_floats(dims_.head_dim);
-  if (joins_ && states_.size() < floats) states_.resize(floats);
+  plan.joins = few && splits > 1;
+  plan.tasks.clear();
+  for (int s = 0, row = 0; s < batch.slices; row += batch.counts[s], ++s) add_query_tasks(batch, group, s, row, few && !plan.joins);
+  std::reverse(plan.tasks.begin(), plan.tasks.end());  // the longest first
+  const size_t floats = plan.tasks.size() * kMaxQueryRows * state_floats(dims_.head_dim);
+  if (plan.joins && states_.size() < floats) states_.resize(floats);
 }
 
-void Program::add_query_tasks(const Batch& batch, int slice, int first_row, bool by_head, bool by_split) {
+void Program::add_query_tasks(const Batch& batch, int group_number, int slice, int first_row, bool by_head) {
   const int group = dims_.group(), tile_tokens = std::max(1, kMaxQueryRows / group);
   const int heads = by_head || group > kMaxQueryRows ? 1 : group;
+  AttentionPlan& plan = plans_[group_number];
   for (int token = 0; token < batch.counts[slice]; token += tile_tokens) {
     const int tokens = std::min(tile_tokens, batch.counts[slice] - token), position = batch.starts[slice] + token;
-    const int splits = ceil_div(position + tokens, kSplit);
-    for (int head = 0; head < dims_.heads; head += heads) {
-      const int parts = by_split ? splits : 1;
+    const int first = first_seen_position(position, pool_->groups()[group_number].window) / kSplit;
+    const int splits = ceil_div(position + tokens, kSplit) - first, parts = plan.joins ? splits : 1;
+    for (int head = 0; head < dims_.heads; head += heads)
       for (int part = 0; part < parts; ++part) {
-        const int state = static_cast<int>(tasks_.size());
-        tasks_.push_back({slice, first_row + token, tokens, position, head / group, head, heads, part, by_split ? 1 : splits, state});
+        const int state = static_cast<int>(plan.tasks.size());
+        plan.tasks.push_back({slice, first_row + token, tokens, position, head / group, head, heads, first + part, splits / parts, state, part ? 0 : parts});
       }
-    }
   }
 }
 
-void Program::rotate_and_store(const Batch& batch, int layer, int row) {
-  const int d = dims_.head_dim, position = row_position_[row];
+// One head of q or k of a row, in place: normalised, rotated, times `factor`.
+void Program::turn_head(const Instruction& instruction, const Norm& norm, float* head, int row, float factor) const {
+  const int d = dims_.head_dim;
+  if (norm) kernels_.rms_norm(head, norm.weight.data(), norm.eps, d, head);
+  if (instruction.rotation >= 0) return kernels_.rope(head, &angles_[(size_t(row) * rotations_.size() + instruction.rotation) * d], d, factor);
+  for (int i = 0; i < d; ++i) head[i] *= factor;
+}
+
+void Program::rotate_and_store(const Instruction& instruction, const Batch& batch, int row) {
+  const int d = dims_.head_dim, position = row_position_[row], block = position / kBlock;
   float* q = &qkv_[size_t(row) * dims_.qkv_width()];
   float *k = q + dims_.query_width(), *v = k + dims_.kv_heads * d;
-  const float* angles = &angles_[size_t(row) * d];
-  const float scale = 1.0f / std::sqrt(static_cast<float>(d));
-  for (int h = 0; h < dims_.heads; ++h) kernels_.rope(q + h * d, angles, d, scale);
+  for (int h = 0; h < dims_.heads; ++h) turn_head(instruction, instruction.q_norm, q + h * d, row, instruction.scale);
   for (int h = 0; h < dims_.kv_heads; ++h) {
-    kernels_.rope(k + h * d, angles, d, 1.0f);
-    const KvView kv = view(batch, layer, row_slice_[row], h);
-    const int block = position / kBlock;
+    turn_head(instruction, instruction.k_norm, k + h * d, row, 1.0f);
+    const KvView kv = view(instruction, batch, row_slice_[row], h);
     kernels_.write_kv(k + h * d, v + h * d, d, position % kBlock, const_cast<uint16_t*>(kv.keys(block)), const_cast<uint16_t*>(kv.values(block)));
   }
 }
@@ -402,19 +574,20 @@ void Program::finish_heads(const QueryTask& task, const float* states) {
     }
 }
 
-void Program::attend(const QueryTask& task, const Batch& batch, int layer, int member) {
+void Program::attend(const Instruction& instruction, const QueryTask& task, const Batch& batch, int member) {
   const int d = dims_.head_dim, rows = task.tokens * task.heads;
+  const bool joins = plans_[instruction.group].joins;
   const size_t stride = state_floats(d);
   const QueryTile tile{&qkv_[size_t(task.first_row) * dims_.qkv_width() + task.head * d], static_cast<size_t>(dims_.qkv_width()),
-                       static_cast<size_t>(d), task.tokens, task.heads, task.position};
-  const KvView kv = view(batch, layer, task.slice, task.kv_head);
+                       static_cast<size_t>(d), task.tokens, task.heads, task.position, pool_->groups()[instruction.group].window};
+  const KvView kv = view(instruction, batch, task.slice, task.kv_head);
   Member& mine = members_[member];
-  float *states = joins_ ? &states_[task.state * kMaxQueryRows * stride] : mine.states.data();
+  float *states = joins ? &states_[task.state * kMaxQueryRows * stride] : mine.states.data();
   float* next = mine.states.data() + kMaxQueryRows * stride;
   kernels_.attend(tile, kv, task.first_split, states, mine.attend.data());
-  if (joins_) return;
+  if (joins) return;
   for (int split = 1; split < task.splits; ++split) {
-    kernels_.attend(tile, kv, split, next, mine.attend.data());
+    kernels_.attend(tile, kv, task.first_split + split, next, mine.attend.data());
     for (int r = 0; r < rows; ++r) kernels_.merge(states + r * stride, next + r * stride, d);
   }
   finish_heads(task, states);
@@ -424,30 +597,37 @@ void Program::attend(const QueryTask& task, const Batch& batch, int layer, int m
 void Program::join(const QueryTask& first) {
   const size_t stride = state_floats(dims_.head_dim);
   float* into = &states_[first.state * kMaxQueryRows * stride];
-  const int splits = ceil_div(first.position + first.tokens, kSplit);
-  for (int split = 1; split < splits; ++split)
+  for (int split = 1; split < first.joined; ++split)
     for (int r = 0; r < first.tokens * first.heads; ++r)
       kernels_.merge(into + r * stride, into + (size_t(split) * kMaxQueryRows + r) * stride, dims_.head_dim);
   finish_heads(first, into);
 }
 
-void Program::run_attention(const Instruction& instruction, const Batch& batch, int member) {
+void Program::rotate_and_store_all(const Instruction& instruction, const Batch& batch, int member) {
+  const auto some = [&](int row, int end) {
+    for (; row < end; ++row) rotate_and_store(instruction, batch, row);
+  };
+  if (owned(batch)) return some(first_owned(batch, member), first_owned(batch, member + 1));
   const int chunk = std::max(1, batch.rows / (kTasksPerMember * team_.size()));
-  team_.share(ceil_div(batch.rows, chunk), [&](int task) {
-    for (int row = task * chunk; row < std::min(batch.rows, (task + 1) * chunk); ++row)
-      rotate_and_store(batch, instruction.layer, row);
-  });
-  team_.barrier();
+  team_.share(ceil_div(batch.rows, chunk), [&](int task) { some(task * chunk, std::min(batch.rows, (task + 1) * chunk)); });
+}
+
+bool Program::run_attention(const Instruction& instruction, const Batch& batch, int member) {
+  rotate_and_store_all(instruction, batch, member);
+  const bool go_on = pass(member);
   lap(Part::Rest, member);
-  team_.share(static_cast<int>(tasks_.size()), [&](int task) { attend(tasks_[task], batch, instruction.layer, member); });
+  if (!go_on) return false;
+  const std::vector<QueryTask>& tasks = plans_[instruction.group].tasks;
+  team_.share(static_cast<int>(tasks.size()), [&](int task) { attend(instruction, tasks[task], batch, member); });
   team_.barrier();
-  if (joins_) {
-    team_.share(static_cast<int>(tasks_.size()), [&](int task) {
-      if (tasks_[task].first_split == 0) join(tasks_[task]);
+  if (plans_[instruction.group].joins) {
+    team_.share(static_cast<int>(tasks.size()), [&](int task) {
+      if (tasks[task].joined) join(tasks[task]);
     });
     team_.barrier();
   }
   lap(Part::Attention, member);
+  return true;
 }
 
 }  // namespace twostep

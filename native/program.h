@@ -10,13 +10,14 @@
 
 #include "batch.h"
 #include "kernels.h"
+#include "kv_pool.h"
 #include "memory.h"
 #include "threads.h"
 
 namespace twostep {
 
 struct Dims {
-  int width, heads, kv_heads, head_dim, ffn_width, vocab, layers;
+  int width, heads, kv_heads, head_dim, ffn_width, vocab;
   int query_width() const { return heads * head_dim; }
   int qkv_width() const { return (heads + 2 * kv_heads) * head_dim; }
   int group() const { return heads / kv_heads; }
@@ -25,6 +26,39 @@ struct Dims {
 // Where an instruction reads or writes: one row a token.
 enum class Buffer { Residual, Qkv, Heads, Ffn };
 
+struct Norm {
+  std::vector<float> weight;  // empty: none
+  float eps = 0;
+  explicit operator bool() const { return !weight.empty(); }
+};
+
+// `offset`: its columns of the destination. `fine`: its input is rounded to 16 bits instead of 8.
+struct Piece {
+  int matrix;
+  std::vector<float> bias;  // empty: none
+  int offset;
+  bool fine;
+};
+
+// One row of the program's table. Which parameters a kind reads:
+//   Embed      scale                                              embedding · scale -> to
+//   Linear     norm, pieces                                       from -> norm -> matrices -> to
+//   Attention  group, layer, rotation, scale, q_norm, k_norm      Qkv -> norm of heads, rotation, cache -> Heads
+//   LinearAdd  pieces[0], post_norm                               from -> matrix -> norm -> += to
+//   Gated      norm, pieces (gate, up), activation                from -> norm -> activation(gate) · up -> to
+//   Logits     norm, pieces[0]                                    from -> norm -> matrix -> the step's result
+struct Instruction {
+  enum class Kind { Embed, Linear, Attention, LinearAdd, Gated, Logits };
+  Kind kind;
+  Buffer from = Buffer::Residual, to = Buffer::Residual;
+  Norm norm, post_norm, q_norm, k_norm;
+  std::vector<Piece> pieces;
+  Activation activation = Activation::Silu;
+  int group = 0, layer = 0;  // of the KV pool; layer counts within the group
+  int rotation = -1;         // -1: none
+  float scale = 1;
+};
+
 // What the time of a step went to, by member 0's clock, each with its wait at the barrier.
 enum class Part { Linear, Attention, Head, Rest };
 constexpr int kParts = 4;
@@ -32,19 +66,16 @@ constexpr int kParts = 4;
 class Program {
  public:
   // `isa` empty: the best of this machine. Throws std::invalid_argument, std::bad_alloc.
-  Program(const Dims& dims, const std::string& isa, int threads, int kv_blocks, const std::vector<float>& inverse_frequencies);
+  Program(const Dims& dims, const std::string& isa, int threads, std::unique_ptr<KvPool> pool);
 
   // --- building, in the order of the network ---
   // Packs a matrix from its rows in the file; row i of the packed matrix is row `order[i]` (empty: i). Returns its number.
   int add_matrix(Format format, const uint8_t* rows, int outputs, int inputs, const std::vector<int32_t>& order);
-  // `offset`: its columns of the destination. `fine`: its input is rounded to 16 bits instead of 8.
-  struct Piece { int matrix; std::vector<float> bias; int offset; bool fine; };
-  void embed(Format format, const uint8_t* rows);  // not copied: must outlive the program
-  void norm_linear(std::vector<float> norm, float eps, std::vector<Piece> pieces);   // Residual -> norm -> Qkv
-  void attention(int layer);                                                         // Qkv -> rope, cache -> Heads
-  void linear_add(Piece piece, Buffer from);                                         // Heads or Ffn -> += Residual
-  void norm_gated_silu(std::vector<float> norm, float eps, Piece gate, Piece up);    // Residual -> norm -> Ffn
-  void logits(std::vector<float> norm, float eps, Piece head);
+  // A table of angles: inverse frequencies of the head_dim / 2 pairs. Returns its number.
+  int add_rotation(std::vector<float> inverse_frequencies);
+  void set_embedding(Format format, const uint8_t* rows);  // not copied: must outlive the program
+  // Throws std::invalid_argument where its matrices, norms and numbers do not fit the buffers and each other.
+  void add(Instruction instruction);
 
   // --- running: one call at a time, any other throws std::runtime_error (Team::Turn) ---
   // Sizes the buffers for steps of so many rows: none of them then takes memory for rows. Throws std::bad_alloc.
@@ -54,29 +85,21 @@ class Program {
   bool forward(const Batch& batch, float* out);
   // Stops the step that runs, at its next layer; where none runs it does nothing, since a step starts by forgetting it.
   void cancel() { cancel_.store(true, std::memory_order_relaxed); }
-  // Copies K and V of a whole block, in all layers. Both are blocks of the cache, and not the same.
-  void copy_block(int source, int target);
+  // Of KvPool, while no step runs.
+  void copy_block(int group, int source, int target);
+  void export_block(int group, int block, uint8_t* out);
+  void import_block(int group, int block, const uint8_t* data, size_t size);
 
   const char* isa() const { return kernels_.name; }
   int threads() const { return team_.size(); }
   size_t weight_bytes() const { return weights_.taken(); }
-  size_t kv_bytes() const { return cache_.taken(); }
+  const KvPool& pool() const { return *pool_; }
   size_t buffer_bytes() const { return buffer_bytes_; }
   const std::array<double, kParts>& seconds() const { return seconds_; }  // of the last step
   const std::shared_ptr<Team>& team() const { return team_owner_; }
   const Kernels& kernels() const { return kernels_; }
 
  private:
-  enum class Kind { Embed, NormLinear, Attention, LinearAdd, NormGatedSilu, Logits };
-  struct Instruction {
-    Kind kind;
-    std::vector<float> norm;
-    float eps = 0;
-    std::vector<Piece> pieces;
-    Buffer from = Buffer::Residual;
-    int layer = 0;
-  };
-
   // Rows ready for an instruction's matrices: records of either precision, as its pieces need, or floats where the
   // matrices are of floats.
   struct Input {
@@ -85,43 +108,70 @@ class Program {
     size_t float_stride;
   };
   // One query tile of one KV head (or of one of its query heads), over a range of splits. See plan_attention().
+  // `joined`: tasks whose states are merged into this one's, itself included; 0 where another merges it.
   struct QueryTask {
-    int slice, first_row, tokens, position, kv_head, head, heads, first_split, splits, state;
+    int slice, first_row, tokens, position, kv_head, head, heads, first_split, splits, state, joined;
+  };
+  // The tasks of one group of layers. `joins`: each does one split, and keeps a state until all are merged.
+  struct AttentionPlan {
+    std::vector<QueryTask> tasks;
+    bool joins = false;
   };
   // Everything one thread writes during a step that no other reads.
   struct Member {
     std::vector<float> panels, attend, states;
     std::vector<uint8_t> unpacked, records, fine_records;
+    float* panel(int i) { return panels.data() + i * (panels.size() / kMostPanels); }
   };
+  struct PanelOf { const Piece* piece; int panel, next; float* out; };  // `next`: the panel to be fetched meanwhile
 
   void grow(int rows);
-  void plan_attention(const Batch& batch);
-  void add_query_tasks(const Batch& batch, int slice, int first_row, bool by_head, bool by_split);
+  int widest() const;
+  void check(const Instruction&) const;
+  void check_pieces(const Instruction&) const;
+  void place_rows(const Batch& batch);
+  void plan_attention(const Batch& batch, int group);
+  void add_query_tasks(const Batch& batch, int group, int slice, int first_row, bool by_head);
   void run(const Batch& batch, float* out, int member);
   bool execute(const Instruction&, const Batch&, float* out, int member);  // false: the step was cancelled
 
-  void run_embed(const Batch&, int member);
-  bool run_norm_linear(const Instruction&, const Batch&, int member);
-  void run_attention(const Instruction&, const Batch&, int member);
+  void run_embed(const Instruction&, const Batch&, int member);
+  void run_linear(const Instruction&, const Batch&, int member);
+  bool run_attention(const Instruction&, const Batch&, int member);
   void run_linear_add(const Instruction&, const Batch&, int member);
-  void run_gated_silu(const Instruction&, const Batch&, int member);
+  void add_normed(const Instruction&, const Batch&, int member);
+  void run_gated(const Instruction&, const Batch&, int member);
   void run_logits(const Instruction&, const Batch&, float* out, int member);
 
-  Input prepare(const Instruction&, int rows, const int32_t* chosen_rows, int member);
-  template <class Store>
-  void multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
-  void quantise_row(const Instruction&, const float* x, const Input&, int row) const;
-  void panel(const Piece&, int panel, const Input&, int row, int rows, float* out, uint8_t* scratch) const;
+  // Of a step of many rows each member has a part of its own, which it prepares and multiplies: what one core has written
+  // another would fetch from it line by line. Members then meet at attention and before the head only.
+  bool owned(const Batch&) const;
+  int first_owned(const Batch&, int member) const;
+  void end_rows(const Batch&);
 
-  void rotate_and_store(const Batch&, int layer, int row);
-  void attend(const QueryTask&, const Batch&, int layer, int member);
+  Input prepare(const Instruction&, const Batch&, int member);
+  Input prepare_shared(const Instruction&, int rows, const int32_t* chosen_rows, int member);
+  Input input_of(const Instruction&, bool own, int first, Member& mine);
+  void prepare_row(const Instruction&, const Input&, bool own, int row, int source_row, Member& mine);
+  template <class Store>
+  void multiply_some(const std::vector<Piece>&, int begin, int end, int row, int rows, Store&& store);
+  template <class Store>
+  void multiply_shared(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
+  template <class Store>
+  void multiply(const std::vector<Piece>& pieces, size_t count, const Batch&, int member, Store&& store);
+  int panels_of(const std::vector<Piece>& pieces, size_t count) const;
+  void quantise_row(const Instruction&, const float* x, const Input&, int row) const;
+  void panels(const PanelOf*, int count, const Input&, int row, int rows, Member& mine) const;
+  void consecutive_panels(const Piece&, int panel, int count, const Input&, int row, int rows, Member& mine) const;
+  void gate_and_up(const Piece& gate, const Piece& up, int panel, const Input&, int row, int rows, Member& mine) const;
+
+  void rotate_and_store(const Instruction&, const Batch&, int row);
+  void rotate_and_store_all(const Instruction&, const Batch&, int member);
+  void turn_head(const Instruction&, const Norm&, float* head, int row, float factor) const;
+  void attend(const Instruction&, const QueryTask&, const Batch&, int member);
   void join(const QueryTask&);
   void finish_heads(const QueryTask&, const float* states);
-  size_t block_elements() const { return size_t(2) * padded(dims_.head_dim) * kBlock * dims_.kv_heads; }  // of one layer
-  // A block of one layer. All layers of a block lie together, so that memory is first touched as blocks are first used:
-  // with a region for each layer one step meets a new huge page in all of them at once, and the system clears 2 MB each.
-  uint16_t* kv_block(int layer, int block) const { return kv_ + (size_t(block) * dims_.layers + layer) * block_elements(); }
-  KvView view(const Batch&, int layer, int slice, int kv_head) const;
+  KvView view(const Instruction&, const Batch&, int slice, int kv_head) const;
   float* buffer(Buffer which) const;
   int buffer_width(Buffer which) const;
   void lap(Part part, int member);
@@ -131,11 +181,10 @@ class Program {
   const Kernels& kernels_;
   const std::shared_ptr<Team> team_owner_;  // shared with the sampler: a team of its own would spin beside this one
   Team& team_;
-  const std::vector<float> inverse_frequencies_;
-  Arena weights_, cache_;
-  uint16_t* kv_ = nullptr;
-  const int kv_blocks_;
-  BlockCheck blocks_{0};
+  const std::unique_ptr<KvPool> pool_;
+  std::vector<BlockCheck> checks_;  // by group
+  std::vector<std::vector<float>> rotations_;
+  Arena weights_;
   std::vector<Matrix> matrices_;
   std::vector<Instruction> instructions_;
   Format embed_format_ = Format::F32;
@@ -148,9 +197,8 @@ class Program {
   std::vector<uint8_t> records_, fine_records_;
   std::vector<int> row_slice_, row_position_;
   std::vector<Member> members_;
-  std::vector<QueryTask> tasks_;
-  std::vector<float> states_;      // partial softmax states of split tasks
-  bool joins_ = false;
+  std::vector<AttentionPlan> plans_;  // by group
+  std::vector<float> states_;         // partial softmax states of split tasks
   std::atomic<bool> cancel_{false};
   bool stopped_ = false;
   std::array<double, kParts> seconds_{};

@@ -30,6 +30,14 @@ class MemoryPlanError(TwostepError):
     """Weights, activations and KV cache do not fit into memory, or too little is left: shows the arithmetic."""
 
 
+class UnsupportedError(InvalidParameterError):
+    """A setting or request needs what the executor cannot do: names both."""
+
+
+class BlockImportError(TwostepError):
+    """A block of KV from elsewhere that cannot be used: says what is wrong with it."""
+
+
 class SamplingError(TwostepError):
     """No token can be chosen for one row: says whether logits, mask, penalties or a token id forbid it."""
 

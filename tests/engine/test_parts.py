@@ -86,9 +86,9 @@ def test_arrays_of_a_step_without_pieces_are_views_of_those_that_are_kept() -> N
 # --- block tables -------------------------------------------------------------------------------------------------
 
 
-def table(tables: BlockTables, number: int, blocks: int) -> list[int]:
+def table(tables: BlockTables, number: int, blocks: int, group: int = 0) -> list[int]:
     start = tables.start(number)
-    return tables.flat[start : start + blocks].tolist()
+    return tables.flat[group][start : start + blocks].tolist()
 
 
 def test_tables_grow_where_they_are_told_and_keep_apart() -> None:
@@ -98,6 +98,17 @@ def test_tables_grow_where_they_are_told_and_keep_apart() -> None:
     tables.grant(Granted(10, 0, 2, (9,)))
     tables.grant(Granted(20, 0, 1, (2, 3, 4)))
     assert (table(tables, 10, 3), table(tables, 20, 4)) == ([7, 8, 9], [1, 2, 3, 4])
+
+
+def test_groups_of_blocks_have_tables_of_their_own() -> None:
+    tables = BlockTables(2, 4, groups=2)
+    tables.grant(Granted(10, 0, 0, (7, 8)))
+    tables.grant(Granted(10, 1, 0, (1, 2)))
+    tables.grant(Granted(20, 1, 0, (3,)))
+    tables.grant(Granted(10, 1, 2, (5,)))
+    assert table(tables, 10, 2) == [7, 8]
+    assert table(tables, 10, 3, group=1) == [1, 2, 5]
+    assert table(tables, 20, 1, group=1) == [3]
 
 
 def test_a_dropped_table_makes_room_for_another() -> None:
@@ -249,20 +260,40 @@ def test_a_worker_may_be_closed_with_a_task_that_nobody_asked_about(overlap: boo
 
 
 @pytest.mark.parametrize(
-    ("threads", "cpu_ns", "starved_ns"),
-    [(4, 400, 0), (4, 100, 75), (4, 0, 100), (1, 100, 0), (1, 40, 60), (2, 250, 0), (0, 0, 0)],
-    ids=["all ran", "one of four", "none", "the only one", "not always", "others of the process too", "not known"],
+    ("threads", "cpu_ns", "slept_ns", "starved_ns"),
+    [
+        (4, 400, 0, 0),
+        (4, 100, 0, 75),
+        (4, 0, 0, 100),
+        (1, 100, 0, 0),
+        (1, 40, 0, 60),
+        (2, 250, 0, 0),
+        (0, 0, 0, 0),
+        (2, 150, 50, 0),
+        (2, 110, 30, 30),
+    ],
+    ids=[
+        "all ran",
+        "one of four",
+        "none",
+        "the only one",
+        "not always",
+        "others of the process too",
+        "not known",
+        "one waited",
+        "one waited, and had no core at times",
+    ],
 )
 def test_what_threads_lack_in_cpu_time_they_had_no_core(
-    threads: int, cpu_ns: int, starved_ns: int, monkeypatch: pytest.MonkeyPatch
+    threads: int, cpu_ns: int, slept_ns: int, starved_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a call that takes 100 ns."""
-    now = SimpleNamespace(wall=7000, cpu=300)
+    now = SimpleNamespace(wall=7000, cpu=300, slept=20)
     monkeypatch.setattr(cores, "perf_counter_ns", lambda: now.wall)
     monkeypatch.setattr(cores, "process_time_ns", lambda: now.cpu)
 
     def compute(asked: str) -> str:
-        now.wall, now.cpu = now.wall + 100, now.cpu + cpu_ns
+        now.wall, now.cpu, now.slept = now.wall + 100, now.cpu + cpu_ns, now.slept + slept_ns
         return asked.upper()
 
-    assert Cores(threads).watched(compute, "logits") == ("LOGITS", starved_ns)
+    assert Cores(threads, lambda: now.slept).watched(compute, "logits") == ("LOGITS", starved_ns)

@@ -79,11 +79,11 @@ def test_standing_tables_are_read_in_place(executor: Executor) -> None:
         tokens=ints(*IDS[:20], *IDS[:3]),
         starts=ints(0, 0),
         counts=ints(20, 3),
-        tables=standing.reshape(-1),
+        tables=(standing.reshape(-1),),
         table_starts=ints(16, 0),
         logit_rows=ints(19, 20, 22),
     )
-    assert step.tables.base is standing
+    assert step.tables[0].base is standing
     assert_same_bits(executor.forward_arrays(step), expected)
 
 
@@ -95,7 +95,7 @@ REFUSED = [
     ({"tokens": np.zeros(23, np.int64)}, r"tokens has to be a contiguous int32 vector, not int64 of shape \(23,\)"),
     ({"tokens": np.zeros(46, np.int32)[::2]}, "tokens has to be a contiguous int32 vector"),
     (
-        {"tables": np.zeros((2, 2), np.int32)},
+        {"tables": (np.zeros((2, 2), np.int32),)},
         r"tables has to be a contiguous int32 vector, not int32 of shape \(2, 2\)",
     ),
     ({"starts": ints(0)}, "starts, counts and table_starts have one entry a slice, not 1, 2 and 2"),
@@ -112,9 +112,9 @@ REFUSED = [
     ({"logit_rows": ints(3, 3)}, "logit_rows do not ascend"),
     ({"logit_rows": ints(-1, 3)}, r"logit_rows go from -1 to 3, outside the rows \(0 to 22\)"),
     ({"logit_rows": ints(0, 23)}, "logit_rows go from 0 to 23, outside the rows"),
-    ({"tables": ints(4, 5, 12)}, r"slice 1: block 12 is outside the cache \(0 to 11\)"),
-    ({"tables": ints(4, -1, 9)}, "slice 0: block -1 is outside the cache"),
-    ({"tables": ints(4, 5, 4)}, "slice 1: block 4 is also written by slice 0"),
+    ({"tables": (ints(4, 5, 12),)}, r"slice 1: block 12 is outside the cache \(0 to 11\)"),
+    ({"tables": (ints(4, -1, 9),)}, "slice 0: block -1 is outside the cache"),
+    ({"tables": (ints(4, 5, 4),)}, "slice 1: block 4 is also written by slice 0"),
 ]
 
 

@@ -13,7 +13,7 @@ from twostep.model.families import load_network
 from twostep.model.gguf import read_gguf
 from twostep.model.loaded import open_model
 from twostep.model.network import Network
-from twostep.model.ops import Add, Attention, Embed, GatedSilu, Linear, Logits, RmsNorm, Rope
+from twostep.model.ops import Add, Attention, Embed, Gated, Linear, Logits, RmsNorm, Rope
 from twostep.spec.shape import ModelShape
 
 STORIES = Path(__file__).parents[1] / "data" / "stories260k.gguf"
@@ -87,7 +87,7 @@ def test_llama_is_this_list(loaded: Loaded) -> None:
         RmsNorm("blk.0.ffn_norm.weight", 0.5, "x", "h"),
         Linear("blk.0.ffn_gate.weight", None, "h", "g"),
         Linear("blk.0.ffn_up.weight", None, "h", "u"),
-        GatedSilu("g", "u", "g"),
+        Gated("g", "u", "g"),
         Linear("blk.0.ffn_down.weight", None, "g", "h"),
         Add("h", "x"),
         RmsNorm("blk.1.attn_norm.weight", 0.5, "x", "h"),

@@ -15,6 +15,7 @@ from twostep.model.families import load_network
 from twostep.model.gguf import read_gguf
 from twostep.model.network import Network
 from twostep.spec.host import HostDemand
+from twostep.spec.kv_layout import KvLayout
 from twostep.spec.memory import MemoryDemand, MemoryPlan, plan_share, plan_stated, size_text
 from twostep.spec.shape import ModelShape
 
@@ -28,7 +29,7 @@ LLAMA_3_70B = ModelShape("llama", 80, 8192, 64, 8, 128, 28672, 128256, 8192)
 def demand(
     shape: ModelShape = LLAMA_2_7B, weights: int = 14 * 10**9, tokens: int = 512, rows: int = 16
 ) -> MemoryDemand:
-    return MemoryDemand(shape, weights, tokens, rows)
+    return MemoryDemand(shape, KvLayout.full_attention(shape), weights, tokens, rows)
 
 
 # --- check values of the literature
@@ -40,7 +41,8 @@ def demand(
 def test_kv_bytes_per_token(shape: ModelShape, per_token: int) -> None:
     assert demand(shape).kv_bytes_per_token == per_token
     assert demand(shape).kv_bytes_per_block == 16 * per_token
-    assert replace(demand(shape), element_bytes=4, block_tokens=32).kv_bytes_per_block == 64 * per_token
+    wide = replace(demand(shape).layout, block_tokens=32)
+    assert replace(demand(shape), layout=wide).kv_bytes_per_block == 32 * per_token
 
 
 def test_a_full_sequence_of_llama_2_7b_takes_two_gib() -> None:
@@ -69,18 +71,20 @@ def network(request: pytest.FixtureRequest) -> Network:
 def test_the_native_executor_takes_what_was_planned(network: Network) -> None:
     weights = packed_weight_bytes(network)
     executor = NativeExecutor(network, kv_blocks=6, threads=1)
-    planned = MemoryPlan(MemoryDemand(network.shape, weights, step_tokens=48, logit_rows=5), GIB, None, 6)
+    need = MemoryDemand(network.shape, network.kv_layout, weights, step_tokens=48, logit_rows=5)
+    planned = MemoryPlan(need, GIB, None, 6)
     executor.forward([Slice(0, [1] * 48, range(3), range(5))])
     assert planned.weights_bytes == executor.weight_bytes
     assert planned.kv_bytes == executor.kv_bytes
     assert planned.activation_bytes == executor.buffer_bytes
-    assert planned.demand.block_tokens == BLOCK_TOKENS
+    assert planned.demand.layout.block_tokens == BLOCK_TOKENS
 
 
 def test_memory_follows_the_widest_step_not_the_context() -> None:
     """Narrower steps, also at the end of a long context, take none; wider ones no more than their own width."""
     network = stories()
-    wide, narrow = (MemoryDemand(network.shape, 0, tokens, 1).activation_bytes for tokens in (40, 30))
+    needs = [MemoryDemand(network.shape, network.kv_layout, 0, tokens, 1) for tokens in (40, 30)]
+    wide, narrow = (need.activation_bytes for need in needs)
     executor = NativeExecutor(network, kv_blocks=32, threads=1)
     for start in range(0, 480, 30):
         executor.forward([Slice(start, [1] * 30, range(32), [0])])
@@ -95,7 +99,7 @@ def test_reserved_memory_is_that_of_the_plan_and_no_step_changes_it() -> None:
     network = stories()
     executor = NativeExecutor(network, kv_blocks=6, threads=1)
     executor.reserve(step_tokens=64, logit_rows=8)
-    planned = MemoryDemand(network.shape, 0, step_tokens=64, logit_rows=8).activation_bytes
+    planned = MemoryDemand(network.shape, network.kv_layout, 0, step_tokens=64, logit_rows=8).activation_bytes
     assert executor.buffer_bytes == planned
     executor.forward([Slice(0, [1] * 64, range(4), range(8))])
     assert executor.buffer_bytes == planned
@@ -116,7 +120,7 @@ PER_BLOCK = 2 * 2 * 2 * 32 * 2 * 16
 
 
 def small(weights: int = 10 * MIB) -> MemoryDemand:
-    return MemoryDemand(SMALL, weights, step_tokens=32, logit_rows=4)
+    return MemoryDemand(SMALL, KvLayout.full_attention(SMALL), weights, step_tokens=32, logit_rows=4)
 
 
 def test_a_share_is_for_everything() -> None:

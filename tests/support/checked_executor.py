@@ -12,6 +12,7 @@ from itertools import accumulate
 from twostep.core.blocks import block_hash, root_hash
 from twostep.core.cost import StepShape
 from twostep.core.kv_cache import BlockGroup
+from twostep.core.loop import Capabilities
 from twostep.core.plan import Plan, SliceOutcome, Step, StepResult
 from twostep.core.request import BLOCK_TOKENS, FinishReason
 
@@ -71,6 +72,7 @@ class CheckedExecutor:
         self._hashed: dict[int, list[bytes]] = {}
         self._prefixes: dict[int, list[Prefix]] = {}
         self._result: StepResult | None = None
+        self.capabilities = Capabilities(tuple(groups), drafts=True, arrived_kv=True)
 
     def add(self, number: int, prompt: Sequence[int], choice: int, hashes: Sequence[bytes]) -> None:
         self.tokens[number] = list(prompt)

@@ -21,7 +21,7 @@ from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import SamplingError
 from twostep.kernels.sampling import Sampled, Sampler, SampleRow
-from twostep.kernels.step import Executor, StepArrays
+from twostep.kernels.step import Capabilities, Executor, StepArrays
 from twostep.model.loaded import LoadedModel, open_model
 
 STORIES = Path(__file__).parent.parent / "data" / "stories260k.gguf"
@@ -243,8 +243,12 @@ class WatchedKernels:
         self.before(self.steps, step)
         return self.kernels.forward_arrays(step)
 
-    def copy_block(self, source: int, target: int) -> None:
-        self.kernels.copy_block(source, target)
+    def copy_block(self, source: int, target: int, group: int = 0) -> None:
+        self.kernels.copy_block(source, target, group)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.kernels.capabilities
 
 
 def watching(before: Callable[[int, StepArrays], None]) -> Wrap:

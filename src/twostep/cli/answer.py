@@ -77,5 +77,5 @@ def _engine_line(engine: Engine) -> str:
         threads=engine.kernels.threads,
         file_bytes=sum(tensor.nbytes for tensor in engine.model.network.tensors.values()),
         weight_bytes=memory.weights_bytes,
-        kv_bytes=engine.sizing.blocks * memory.kv_bytes_per_block,
+        kv_bytes=memory.demand.kv_bytes(engine.sizing.blocks),
     )

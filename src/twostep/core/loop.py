@@ -12,9 +12,11 @@ A host drives it with calls that never block:
 `turn` does both for executors that need no waiting.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from twostep.core.kv_cache import BlockGroup
 from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.core.scheduler import NeverFitsError, Scheduler
@@ -30,12 +32,44 @@ class Abort(NamedTuple):
 Command = Request | Abort
 
 
+class MissingCapabilityError(ValueError):
+    """The scheduler is set to use what the executor cannot do: names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a step executor can do. `EngineLoop` refuses a scheduler, or a request, that needs more."""
+
+    groups: tuple[BlockGroup, ...] | None = None
+    """Its KV memory: blocks and window by group. None: it has none, and can carry out plans for any."""
+    drafts: bool = False
+    """It verifies drafted tokens, see `Chunk.drafts`."""
+    arrived_kv: bool = False
+    """It takes KV that was computed elsewhere, see `Request.arrived_tokens`."""
+
+    def check_groups(self, groups: Sequence[BlockGroup]) -> None:
+        """Raises `MissingCapabilityError` unless the executor's KV memory holds the blocks that will be planned."""
+        if self.groups is None:
+            return
+        planned, own = (tuple(group.window for group in which) for which in (groups, self.groups))
+        if planned != own:
+            raise MissingCapabilityError(f"the scheduler has KV groups with windows {planned}, the executor {own}")
+        for number, (group, memory) in enumerate(zip(groups, self.groups, strict=True)):
+            if group.blocks > memory.blocks:
+                have = f"the executor has {memory.blocks}"
+                raise MissingCapabilityError(f"the scheduler plans {group.blocks} KV blocks in group {number}; {have}")
+
+
 class StepExecutor(Protocol):
     """Computes steps, one at a time.
 
     How to wait for the end of a step is between the executor and its host: an executor offers a blocking wait, the time
     at which the step ends, or a call-back; the loop needs none of them.
     """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do; does not change."""
 
     def start(self, step: Step) -> None:
         """Begins to compute `step`. Does not wait for its end."""
@@ -90,6 +124,9 @@ class EngineLoop:
     def __init__(
         self, scheduler: Scheduler, executor: StepExecutor, *, clock: Clock, inbox: Inbox, observer: Observer
     ) -> None:
+        """Raises `MissingCapabilityError` for a scheduler that uses what the executor lacks."""
+        self._capabilities = executor.capabilities
+        self._capabilities.check_groups(scheduler.config.groups)
         self.scheduler = scheduler
         self._executor = executor
         self._clock, self._inbox, self._observer = clock, inbox, observer
@@ -159,6 +196,9 @@ class EngineLoop:
                 self._add(command, now)
 
     def _add(self, request: Request, now: int) -> None:
+        if request.arrived_tokens and not self._capabilities.arrived_kv:
+            self._observer.refused(request, "this engine cannot take KV that was computed elsewhere", now)
+            return
         try:
             numbers = self.scheduler.add(request, now)
         except NeverFitsError as error:

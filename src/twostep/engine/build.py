@@ -1,6 +1,6 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -29,9 +29,15 @@ class Sizing(NamedTuple):
 
     memory: MemoryPlan
     blocks: int
+    """Of each group with full attention; `group_blocks` has those of all."""
     context_tokens: int
     step_tokens: int
     """Most tokens of a step."""
+
+    @property
+    def group_blocks(self) -> tuple[int, ...]:
+        """Blocks by group of the model's KV layout."""
+        return self.memory.demand.group_blocks(self.blocks)
 
     @property
     def longest(self) -> int:
@@ -61,9 +67,12 @@ def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> S
     vocab = 0 if config.skip_tokenizer_init else shape.vocab
     demand = MemoryDemand(
         shape,
+        model.network.kv_layout,
         packed_weight_bytes(model.network),
         step_tokens,
-        config.max_num_seqs,
+        logit_rows=config.max_num_seqs,
+        sequences=config.max_num_seqs,
+        rotations=len(model.network.rotations),
         host=HostDemand(vocab, config.threads or default_threads(), serves),
     )
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
@@ -87,7 +96,8 @@ def _least_step_tokens(config: EngineConfig) -> int:
 def settings(config: EngineConfig, sizing: Sizing) -> Settings:
     """The scheduler's part of the settings."""
     return Settings(
-        blocks=(sizing.blocks,),
+        blocks=sizing.group_blocks,
+        windows=sizing.memory.demand.layout.windows,
         seats=config.max_num_seqs,
         step_tokens=sizing.step_tokens,
         context_tokens=sizing.context_tokens,
@@ -123,6 +133,8 @@ class Kernels(NamedTuple):
     sampler: Sampler
     isa: str
     threads: int
+    slept_ns: Callable[[], int]
+    """See `Cores`."""
 
     def close(self) -> None:
         """Gives back weights, KV cache and threads, whoever else may still refer to these objects."""
@@ -130,16 +142,15 @@ class Kernels(NamedTuple):
             if isinstance(part, NativeExecutor | ReferenceExecutor | Sampler):
                 part.close()
 
-
 def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels:
-    """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
-    vocab = model.network.shape.vocab
+    """The executor, with the memory of its widest step allocated, and a sampler on the same threads."""
+    vocab, blocks = model.network.shape.vocab, sizing.group_blocks
     if config.executor == "reference":
-        return Kernels(ReferenceExecutor(model.network, sizing.blocks), Sampler(vocab), "numpy", 1)
-    native = NativeExecutor(model.network, sizing.blocks, threads=config.threads or default_threads())
+        return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1, lambda: 0)
+    native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
     try:
         native.reserve(sizing.step_tokens, config.max_num_seqs)
     except BaseException:
         native.close()
         raise
-    return Kernels(native, native.sampler(), native.isa, native.threads)
+    return Kernels(native, native.sampler(), native.isa, native.threads, native.slept_ns)

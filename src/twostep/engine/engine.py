@@ -7,7 +7,7 @@ from pathlib import Path
 from platform import machine, python_version
 
 from twostep.core.blocks import prompt_hashes, root_hash
-from twostep.core.loop import Abort, EngineLoop
+from twostep.core.loop import Abort, EngineLoop, MissingCapabilityError
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
@@ -20,7 +20,7 @@ from twostep.engine.surroundings import EngineSurroundings, Submission
 from twostep.engine.text.answer import Answer, Vocabulary
 from twostep.engine.text.constraint import Grammars
 from twostep.engine.timing.meter import Measured
-from twostep.errors import ContextLengthError, InvalidParameterError
+from twostep.errors import ContextLengthError, InvalidParameterError, UnsupportedError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
@@ -30,8 +30,6 @@ from twostep.recording.writer import RecordedSurroundings, Recorder
 
 MOST_URGENT = 2**31 - 1
 """Priorities are from its negative to it, the least number being the most urgent."""
-KV_FORMAT = "f16 v2"
-"""Names the layout of a KV block: equal hashes mean equal bytes."""
 
 
 class Engine:
@@ -71,6 +69,7 @@ class Engine:
             blocks_for(self.sizing.context_tokens),
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
+            slept_ns=self.kernels.slept_ns,
         )
         self._surroundings = EngineSurroundings(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()
@@ -79,7 +78,10 @@ class Engine:
         around: EngineSurroundings | RecordedSurroundings = self._surroundings
         if self.config.record is not None:
             around = RecordedSurroundings(around, around, around, self._make_recorder(self.config.record))
-        return EngineLoop(self.scheduler, self._executor, clock=around, inbox=around, observer=around)
+        try:
+            return EngineLoop(self.scheduler, self._executor, clock=around, inbox=around, observer=around)
+        except MissingCapabilityError as error:
+            raise UnsupportedError(str(error)) from None
 
     def _make_recorder(self, path: Path) -> Recorder:
         about = {"model": self.model.path.name, "machine": machine(), "python": python_version()}
@@ -129,7 +131,7 @@ class Engine:
         self._check_kind(prompt)
         max_tokens = self._answer_limit(len(prompt), params)  # before anything is done with a long one
         tokens = self._tokens(prompt)
-        root = root_hash(str(self.model.path), KV_FORMAT, cache_salt, self._key)
+        root = root_hash(str(self.model.path), self.model.network.kv_layout.name, cache_salt, self._key)
         request = Request(
             id=id_,
             prompt_tokens=len(tokens),

@@ -1,18 +1,19 @@
 """Fuses a network's operations into the instructions of the native program.
 
-The list is semantic; the native kernels want fewer, wider steps: norm + quantise + the projections that read it,
-rotation with the write to the cache, gate and up with their activation, a projection with the addition to the residual
-stream. Each rule here recognises one such run of operations and takes it from the list; a run that no rule knows is an
-error, never skipped.
+The list is semantic; the native kernels run fewer, wider instructions: norm + quantise + the projections that read it,
+norm of heads with rotation and the write to the cache, gate and up with their activation, a projection with its norm
+and the addition to the residual stream. Each rule here recognises one such run of operations and takes it from the
+list; a run that no rule takes is an error, never skipped.
 
 The program has fixed buffers where the list has names. So a rule also looks at the instruction before it, and takes
-only operations that read what that one left: a network wired otherwise would be computed, but wrongly.
+only operations that read what that one left: a network wired otherwise would be computed wrongly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from twostep.model.ops import Add, Attention, Embed, GatedSilu, Linear, Logits, Op, RmsNorm, Rope
+from twostep.model.ops import Activation, Add, Attention, Embed, Gated, HeadNorm, Linear, Logits, Op, RmsNorm, Rope
 
 
 @dataclass(frozen=True)
@@ -26,31 +27,35 @@ class NormLinear:
 
 
 @dataclass(frozen=True)
-class RotateAttend:
-    """Rotates q and k, writes k and v to the cache, attends."""
+class Attend:
+    """Normalises and rotates the heads of q and k where the network does, writes k and v to the cache, attends."""
 
-    q_rope: Rope
-    k_rope: Rope
+    q_norm: HeadNorm | None
+    k_norm: HeadNorm | None
+    q_rope: Rope | None
+    k_rope: Rope | None
     attention: Attention
 
 
 @dataclass(frozen=True)
 class LinearAdd:
-    """A projection, of attention's heads or else of the feed-forward's activation, added to the residual stream."""
+    """A projection of attention's heads or of the feed-forward's activation, normalised where the network does, added
+    to the residual stream."""
 
     linear: Linear
+    post_norm: RmsNorm | None
     add: Add
     from_heads: bool
 
 
 @dataclass(frozen=True)
-class NormGatedSilu:
+class NormGated:
     """Norm of the residual stream, gate and up projections, activation."""
 
     norm: RmsNorm
     gate: Linear
     up: Linear
-    activation: GatedSilu
+    gated: Gated
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class NormLogits:
     logits: Logits
 
 
-Instruction = Embed | NormLinear | RotateAttend | LinearAdd | NormGatedSilu | NormLogits
+Instruction = Embed | NormLinear | Attend | LinearAdd | NormGated | NormLogits
 
 
 class LoweringError(ValueError):
@@ -81,17 +86,11 @@ def lower(ops: Sequence[Op]) -> Iterator[Instruction]:
         raise LoweringError("the network does not end with its logits")
 
 
-def rotation(ops: Sequence[Op]) -> Rope:
-    """The rotation of every layer: the program has one table of angles. Raises `LoweringError` where layers differ."""
-    found = {(op.base, op.style, op.head_dim): op for op in ops if isinstance(op, Rope)}
-    if len(found) != 1:
-        raise LoweringError(f"the native program rotates all layers alike, this network in {len(found)} ways")
-    return next(iter(found.values()))
-
-
 def _check_residual(ops: Sequence[Op]) -> None:
-    """There is one residual stream: what the embedding begins, every norm reads and every addition adds to."""
-    read = {op.x for op in ops if isinstance(op, RmsNorm)}
+    """There is one residual stream: the embedding begins it, every norm but those of projections reads it, and every
+    addition adds to it."""
+    projected = {(before.out, i) for i, before in enumerate(ops, 1) if isinstance(before, Linear)}
+    read = {op.x for i, op in enumerate(ops) if isinstance(op, RmsNorm) and (op.x, i) not in projected}
     written = {op.out for op in ops if isinstance(op, Embed | Add)}
     if len(read | written) > 1:
         raise LoweringError(f"the native program has one residual stream, this network {sorted(read | written)}")
@@ -113,7 +112,7 @@ def _embed(before: Instruction | None, embed: Embed) -> Embed | None:
 
 
 def _starts(before: Instruction | None) -> bool:
-    """Whether the residual stream is complete, so that a part of a layer or the head may begin."""
+    """Whether the residual stream is complete, so that a part of a layer or the head can begin."""
     return isinstance(before, Embed | LinearAdd)
 
 
@@ -121,25 +120,53 @@ def _qkv(before: Instruction | None, norm: RmsNorm, q: Linear, k: Linear, v: Lin
     return NormLinear(norm, q, k, v) if _starts(before) and q.x == k.x == v.x == norm.out else None
 
 
-def _attend(before: Instruction | None, q_rope: Rope, k_rope: Rope, attention: Attention) -> RotateAttend | None:
+def _attend(before: Instruction | None, *ops: Op) -> Attend | None:
+    attention = ops[-1]
+    assert isinstance(attention, Attention)
     qkv = (attention.q, attention.k, attention.v)
-    follows = isinstance(before, NormLinear) and (before.q.out, before.k.out, before.v.out) == qkv
-    return RotateAttend(q_rope, k_rope, attention) if follows and (q_rope.x, k_rope.x) == qkv[:2] else None
+    if not isinstance(before, NormLinear) or (before.q.out, before.k.out, before.v.out) != qkv:
+        return None
+    changed = [op.x for op in ops if isinstance(op, HeadNorm | Rope)]
+    if changed != [*qkv[:2]] * (len(changed) // 2):
+        return None
+    q_norm, k_norm = [op for op in ops if isinstance(op, HeadNorm)] or (None, None)
+    q_rope, k_rope = [op for op in ops if isinstance(op, Rope)] or (None, None)
+    _check_heads(attention, (q_norm, q_rope), (k_norm, k_rope))
+    if q_rope and k_rope and (q_rope.base, q_rope.style) != (k_rope.base, k_rope.style):
+        raise LoweringError(f"layer {attention.layer}: q and k are rotated in different ways: {q_rope}, {k_rope}")
+    return Attend(q_norm, k_norm, q_rope, k_rope, attention)
 
 
-def _gated(
-    before: Instruction | None, norm: RmsNorm, gate: Linear, up: Linear, activation: GatedSilu
-) -> NormGatedSilu | None:
-    matches = gate.x == up.x == norm.out and (gate.out, up.out) == (activation.gate, activation.up)
+def _check_heads(attention: Attention, *sides: tuple[HeadNorm | None, Rope | None]) -> None:
+    for heads, ops in zip((attention.heads, attention.kv_heads), sides, strict=True):
+        for op in ops:
+            if op and (op.heads, op.head_dim) != (heads, attention.head_dim):
+                found = f"{op.heads} heads of {op.head_dim}, attention {heads} of {attention.head_dim}"
+                raise LoweringError(f"layer {attention.layer}: {type(op).__name__} of {op.x} has {found}")
+
+
+def _gated(before: Instruction | None, norm: RmsNorm, gate: Linear, up: Linear, gated: Gated) -> NormGated | None:
+    if gated.activation not in get_args(Activation):
+        allowed = ", ".join(get_args(Activation))
+        raise LoweringError(f"the native program has no activation {gated.activation!r}; it has {allowed}")
+    matches = gate.x == up.x == norm.out and (gate.out, up.out) == (gated.gate, gated.up)
     plain = gate.bias is None and up.bias is None
-    return NormGatedSilu(norm, gate, up, activation) if _starts(before) and matches and plain else None
+    return NormGated(norm, gate, up, gated) if _starts(before) and matches and plain else None
 
 
 def _project(before: Instruction | None, linear: Linear, add: Add) -> LinearAdd | None:
+    return _projection(before, linear, None, add)
+
+
+def _project_with_norm(before: Instruction | None, linear: Linear, norm: RmsNorm, add: Add) -> LinearAdd | None:
+    return _projection(before, linear, norm, add) if norm.x == linear.out else None
+
+
+def _projection(before: Instruction | None, linear: Linear, norm: RmsNorm | None, add: Add) -> LinearAdd | None:
     match before:
-        case RotateAttend(attention=Attention(out=x)) | NormGatedSilu(activation=GatedSilu(out=x)):
-            matches = linear.x == x and linear.out == add.x
-            return LinearAdd(linear, add, isinstance(before, RotateAttend)) if matches else None
+        case Attend(attention=Attention(out=x)) | NormGated(gated=Gated(out=x)):
+            matches = linear.x == x and (linear if norm is None else norm).out == add.x
+            return LinearAdd(linear, norm, add, isinstance(before, Attend)) if matches else None
     return None
 
 
@@ -150,8 +177,12 @@ def _head(before: Instruction | None, norm: RmsNorm, logits: Logits) -> NormLogi
 _RULES: tuple[tuple[tuple[type, ...], Callable[..., Instruction | None]], ...] = (
     ((Embed,), _embed),
     ((RmsNorm, Linear, Linear, Linear), _qkv),
+    ((HeadNorm, HeadNorm, Rope, Rope, Attention), _attend),
+    ((HeadNorm, HeadNorm, Attention), _attend),
     ((Rope, Rope, Attention), _attend),
-    ((RmsNorm, Linear, Linear, GatedSilu), _gated),
+    ((Attention,), _attend),
+    ((RmsNorm, Linear, Linear, Gated), _gated),
     ((Linear, Add), _project),
+    ((Linear, RmsNorm, Add), _project_with_norm),
     ((RmsNorm, Logits), _head),
 )

@@ -2,32 +2,36 @@
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import zip_longest
+from math import sqrt
 from mmap import MADV_DONTNEED, mmap
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.errors import TwostepError
+from twostep.errors import BlockImportError, TwostepError
 from twostep.kernels import _native
-from twostep.kernels.check import check_arrays, check_copy, check_step
+from twostep.kernels.check import check_arrays, check_block, check_copy, check_step, kv_pools
+from twostep.kernels.kv_image import Buffer
 from twostep.kernels.lowering import (
+    Attend,
     Instruction,
     LinearAdd,
     LoweringError,
-    NormGatedSilu,
+    NormGated,
     NormLinear,
     NormLogits,
-    RotateAttend,
     lower,
-    rotation,
 )
 from twostep.kernels.quantize import fine_weights
 from twostep.kernels.sampling import Sampler
-from twostep.kernels.step import Ints, Slice, StepArrays, StepCancelledError
+from twostep.kernels.step import Capabilities, Ints, Slice, StepArrays, StepCancelledError
 from twostep.kernels.teams import Team
 from twostep.kernels.threads import default_threads
 from twostep.model.network import Network
-from twostep.model.ops import Embed, Linear, Logits
+from twostep.model.ops import Attention, Embed, HeadNorm, Linear, Logits, RmsNorm, Rope
 from twostep.model.quants import dequantize
 from twostep.model.tensor import Tensor, TensorType
 from twostep.processes import Owner
@@ -35,6 +39,7 @@ from twostep.processes import Owner
 _FLOATS = (TensorType.F32, TensorType.F16, TensorType.BF16)
 _LARGEST_COUNT = 2**31 - 1
 _EMPTY = np.empty(0, np.float32)
+_Piece = tuple[int, NDArray[np.float32], int, bool]
 _IN_ORDER = np.empty(0, np.int32)
 
 
@@ -55,34 +60,63 @@ def packed_weight_bytes(network: Network) -> int:
 
 
 class NativeExecutor:
-    """Runs steps of `network` on `threads` threads over `kv_blocks` blocks of float16 KV cache.
+    """Runs steps of `network` on `threads` threads over `kv_blocks` blocks of float16 KV cache, by group of the
+    network's KV layout, or as many in each group.
 
-    `isa` forces an instruction set (default: `$TWOSTEP_ISA`, else the best of this machine). Raises `NativeError` that
-    names what is not possible and what is. Weights are repacked here, once; the network's tensors are then read only
-    for embeddings.
+    `isa` forces an instruction set (default: `$TWOSTEP_ISA`, else the best of this machine). With `shareable_kv` other
+    processes can map the KV memory through `kv_file_descriptor`. Raises `NativeError` for a network, number or
+    instruction set that is not supported. Weights are repacked here, once; the network's tensors are then read only for
+    embeddings.
     """
 
-    def __init__(self, network: Network, kv_blocks: int, *, threads: int | None = None, isa: str | None = None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        kv_blocks: int | Sequence[int],
+        *,
+        threads: int | None = None,
+        isa: str | None = None,
+        shareable_kv: bool = False,
+    ) -> None:
         self._network = network
-        self._kv_blocks = _count("kv_blocks", kv_blocks)
+        for blocks in (kv_blocks,) if isinstance(kv_blocks, int) else kv_blocks:
+            _count("kv_blocks", blocks)
         threads = default_threads() if threads is None else _count("threads", threads)
         isa = os.environ.get("TWOSTEP_ISA", "") if isa is None else isa
         self._packed: dict[tuple[str, bool], int] = {}
         self._owner = Owner("this executor")
         try:
-            self._program = _program(network, kv_blocks, threads, isa)
+            instructions = list(lower(network.ops))
+            self._layout = network.kv_layout
+            self._pools = kv_pools(self._layout, kv_blocks)
+            self._program = self._make_program(threads, isa, shareable_kv)
             self._team = Team(self._program)
             self._fine = fine_weights(network.ops)
-            for instruction in lower(network.ops):
-                self._add(instruction)
+            for instruction, following in zip_longest(instructions, instructions[1:]):
+                self._add(instruction, following)
         except BaseException as error:
             self.close()  # at once, however long the error and its frames are kept
-            if isinstance(error, LoweringError):
+            if isinstance(error, LoweringError | ValueError):
                 raise NativeError(str(error)) from error
             if isinstance(error, MemoryError):
                 raise NativeError("no memory for the repacked weights") from error
             raise
         self._logits = np.empty((1, network.shape.vocab), np.float32)
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """See `Executor.capabilities`."""
+        blocks, shareable = tuple(pool.blocks for pool in self._pools), self.kv_file_descriptor is not None
+        return Capabilities(self._layout, blocks, drafts=True, transfers=True, shareable=shareable)
+
+    @property
+    def kv_file_descriptor(self) -> int | None:
+        """Of the memory file that holds the KV cache, which other processes can map; None for private memory.
+
+        The groups of blocks follow each other in it. It stays open as long as this executor.
+        """
+        descriptor = int(self._program.kv_file_descriptor)
+        return None if descriptor < 0 else descriptor
 
     @property
     def isa(self) -> str:
@@ -113,9 +147,9 @@ class NativeExecutor:
         return int(self._program.buffer_bytes) + self._logits.nbytes
 
     def reserve(self, step_tokens: int, logit_rows: int) -> None:
-        """Takes the memory now for steps of so many tokens and rows of logits, which else grows as steps need it.
+        """Allocates the memory for steps of so many tokens and rows of logits now, instead of when steps need it.
 
-        Raises `NativeError` where there is not so much.
+        Raises `NativeError` if there is not enough.
         """
         try:
             self._program.reserve(_count("step_tokens", step_tokens))
@@ -133,6 +167,10 @@ class NativeExecutor:
         """A sampler of this vocabulary that uses this executor's threads, between its steps."""
         return Sampler(self._network.shape.vocab, program=self._program)
 
+    def slept_ns(self) -> int:
+        """What the threads have slept so far while they waited for each other inside steps, all together."""
+        return int(self._program.slept_ns)
+
     def step_seconds(self) -> dict[str, float]:
         """Wall time of the last step by part: linear, attention, head, rest."""
         return dict(self._program.seconds())
@@ -147,7 +185,7 @@ class NativeExecutor:
 
     def forward(self, slices: Sequence[Slice]) -> NDArray[np.float32]:
         """See `Executor.forward`; the next call reuses the result. Raises `StepCancelledError` after `cancel()`."""
-        check_step(slices, self._network.shape.vocab, self._kv_blocks)
+        check_step(slices, self._network.shape.vocab, self._pools)
         return self.forward_arrays(StepArrays.of(slices))
 
     def forward_arrays(self, step: StepArrays) -> NDArray[np.float32]:
@@ -157,57 +195,119 @@ class NativeExecutor:
         `ForkedError` in a forked child, where the threads are not.
         """
         self._owner.check()
-        check_arrays(step, self._network.shape.vocab)
+        check_arrays(step, self._network.shape.vocab, len(self._pools))
         rows = len(step.logit_rows)
         logits = self._logits_for(rows)  # kept here: another thread may replace it, though its step is refused
-        arrays = step.tokens, step.starts, step.counts, step.tables, step.table_starts, step.logit_rows
+        arrays = step.tokens, step.starts, step.counts, list(step.tables), step.table_starts, step.logit_rows
         if not self._program.forward(*arrays, logits):
             raise StepCancelledError("the step was cancelled")
         return logits[:rows]
 
-    def copy_block(self, source: int, target: int) -> None:
+    def copy_block(self, source: int, target: int, group: int = 0) -> None:
         """See `Executor.copy_block`."""
-        check_copy(source, target, self._kv_blocks)
-        self._program.copy_block(source, target)
+        check_copy(source, target, group, self._pools)
+        self._program.copy_block(group, source, target)
+
+    def export_block(self, block: int, group: int = 0) -> bytes:
+        """See `Executor.export_block`."""
+        check_block("export_block", block, group, self._pools)
+        return bytes(self._program.export_block(group, block))
+
+    def import_block(self, data: Buffer, block: int, group: int = 0) -> None:
+        """See `Executor.import_block`."""
+        check_block("import_block", block, group, self._pools)
+        try:
+            self._program.import_block(group, block, np.frombuffer(data, np.uint8))
+        except ValueError as error:
+            raise BlockImportError(str(error)) from None
 
     def _logits_for(self, rows: int) -> NDArray[np.float32]:
         if rows > len(self._logits):
             self._logits = np.empty((rows, self._network.shape.vocab), np.float32)
         return self._logits
 
-    def _add(self, instruction: Instruction) -> None:
+    # --- building -------------------------------------------------------------------------------------------------
+
+    def _make_program(self, threads: int, isa: str, shareable: bool) -> _native.Program:
+        s = self._network.shape
+        dims = [s.width, s.heads, s.kv_heads, s.head_dim, s.ffn_width, s.vocab]
+        groups = [
+            (len(group.layers), pool.blocks, group.window)
+            for group, pool in zip(self._layout.groups, self._pools, strict=True)
+        ]
+        try:
+            program = _native.Program(dims, isa, threads, groups, self._layout.digest, shareable)
+        except ValueError as error:
+            setting = "TWOSTEP_ISA: " if isa not in ("", *usable_isas()) else ""
+            raise NativeError(f"{setting}{error}") from error
+        except MemoryError as error:
+            blocks = " + ".join(str(pool.blocks) for pool in self._pools)
+            raise NativeError(f"no memory for a KV cache of {blocks} blocks") from error
+        except RuntimeError as error:
+            raise NativeError(f"the system does not give {threads} threads: {error}") from error
+        for base in self._network.rotations:
+            program.add_rotation(_inverse_frequencies(base, s.head_dim))
+        return program
+
+    def _add(self, instruction: Instruction, following: Instruction | None) -> None:
+        """Adds a row to the program's table. Projections to heads have to know how these will be rotated."""
         match instruction:
             case Embed():
                 tensor = self._network.tensors[instruction.weight]
-                self._program.embed(int(tensor.type), tensor.data)
-            case NormLinear():
-                self._add_qkv(instruction)
-            case RotateAttend():
-                self._program.attention(instruction.attention.layer)
-            case LinearAdd(linear, _, from_heads):
-                matrix, bias = self._matrix(linear.weight), self._vector(linear.bias)
-                self._program.linear_add(matrix, bias, linear.weight in self._fine, from_heads)
-            case NormGatedSilu(norm, gate, up):
-                self._check_alike(gate, up)
-                weights, fine = (self._matrix(gate.weight), self._matrix(up.weight)), gate.weight in self._fine
-                self._program.norm_gated_silu(self._vector(norm.weight), norm.eps, *weights, fine)
+                self._program.set_embedding(int(tensor.type), tensor.data)
+                self._program.add("embed", {"scale": instruction.scale})
+            case NormLinear(norm, q, k, v):
+                rope = following.q_rope if isinstance(following, Attend) else None
+                pieces = self._pieces((q, k, v), rotated=(_interleaved(rope), _interleaved(rope), False))
+                self._program.add("linear", {"norm": self._norm(norm), "pieces": pieces, "to": "qkv"})
+            case Attend():
+                self._program.add("attention", self._attention(instruction))
+            case LinearAdd(linear, post_norm, _, from_heads):
+                source, pieces = "heads" if from_heads else "ffn", self._pieces((linear,))
+                self._program.add("linear_add", {"from": source, "pieces": pieces, **self._norms(post_norm=post_norm)})
+            case NormGated(norm, gate, up, gated):
+                pieces = [(matrix, bias, 0, fine) for matrix, bias, _, fine in self._pieces((gate, up))]
+                parameters = {"norm": self._norm(norm), "pieces": pieces, "activation": gated.activation, "to": "ffn"}
+                self._program.add("gated", parameters)
             case NormLogits(norm, logits):
-                head, fine = self._matrix(logits.weight), logits.weight in self._fine
-                self._program.logits(self._vector(norm.weight), norm.eps, head, fine)
+                piece = (self._matrix(logits.weight), _EMPTY, 0, logits.weight in self._fine)
+                self._program.add("logits", {"norm": self._norm(norm), "pieces": [piece]})
 
-    def _add_qkv(self, instruction: NormLinear) -> None:
-        rotated = rotation(self._network.ops).style == "interleaved"
-        q, k, v = instruction.q, instruction.k, instruction.v
-        self._check_alike(q, k, v)
-        widths = [self._network.tensors[linear.weight].shape[0] for linear in (q, k, v)]
-        self._program.norm_linear(
-            self._vector(instruction.norm.weight),
-            instruction.norm.eps,
-            [self._matrix(q.weight, rotated), self._matrix(k.weight, rotated), self._matrix(v.weight)],
-            [self._vector(q.bias, rotated), self._vector(k.bias, rotated), self._vector(v.bias)],
-            [0, widths[0], widths[0] + widths[1]],
-            [linear.weight in self._fine for linear in (q, k, v)],
-        )
+    def _attention(self, instruction: Attend) -> dict[str, Any]:
+        op, rope = instruction.attention, instruction.q_rope
+        self._check_attention(op)
+        group = next(g for g, group in enumerate(self._layout.groups) if op.layer in group.layers)
+        return {
+            "group": group,
+            "layer": self._layout.groups[group].layers.index(op.layer),
+            "rotation": -1 if rope is None else self._network.rotations.index(rope.base),
+            "scale": 1 / sqrt(op.head_dim) if op.scale is None else op.scale,
+            **self._norms(_interleaved(rope), q_norm=instruction.q_norm, k_norm=instruction.k_norm),
+        }
+
+    def _check_attention(self, op: Attention) -> None:
+        shape = self._network.shape
+        if op.heads != shape.heads:
+            raise NativeError(f"layer {op.layer} has {op.heads} heads; the native program needs {shape.heads} in each")
+        if op.head_dim % 2:
+            raise NativeError(f"layer {op.layer} has heads of {op.head_dim} elements; the native program needs pairs")
+
+    def _pieces(self, linears: Sequence[Linear], rotated: Sequence[bool] = (False, False)) -> list[_Piece]:
+        """Matrices side by side: (number, bias, column of the first output, whether its input is rounded finely)."""
+        self._check_alike(*linears)
+        pieces, column = [], 0
+        for linear, turned in zip(linears, rotated, strict=False):
+            bias, fine = self._vector(linear.bias, turned), linear.weight in self._fine
+            pieces.append((self._matrix(linear.weight, turned), bias, column, fine))
+            column += self._network.tensors[linear.weight].shape[0]
+        return pieces
+
+    def _norm(self, norm: RmsNorm | HeadNorm, rotated: bool = False) -> tuple[NDArray[np.float32], float]:
+        return self._vector(norm.weight, rotated), norm.eps
+
+    def _norms(self, rotated: bool = False, **norms: RmsNorm | HeadNorm | None) -> dict[str, Any]:
+        """Those that there are, as parameters."""
+        return {name: self._norm(norm, rotated) for name, norm in norms.items() if norm is not None}
 
     def _check_alike(self, *linears: Linear) -> None:
         """Inputs of one instruction are prepared once: quantised for all its matrices, or for none."""
@@ -248,20 +348,14 @@ def _count(name: str, value: int) -> int:
     return value
 
 
-def _program(network: Network, kv_blocks: int, threads: int, isa: str) -> _native.Program:
-    s = network.shape
-    rope = rotation(network.ops)
-    exponents = np.arange(0, s.head_dim, 2, dtype=np.float32) / np.float32(s.head_dim)
-    frequencies = (1.0 / np.float32(rope.base) ** exponents).astype(np.float32)
-    dims = [s.width, s.heads, s.kv_heads, s.head_dim, s.ffn_width, s.vocab, s.layers]
-    try:
-        return _native.Program(dims, isa, threads, kv_blocks, frequencies)
-    except ValueError as error:
-        raise NativeError(f"TWOSTEP_ISA: {error}") from error
-    except MemoryError as error:
-        raise NativeError(f"no memory for a KV cache of {kv_blocks} blocks") from error
-    except RuntimeError as error:
-        raise NativeError(f"the system does not give {threads} threads: {error}") from error
+def _interleaved(rope: Rope | None) -> bool:
+    """Whether rows of the projection are reordered: the kernels rotate halves only."""
+    return rope is not None and rope.style == "interleaved"
+
+
+def _inverse_frequencies(base: float, head_dim: int) -> NDArray[np.float32]:
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return (1.0 / np.float32(base) ** exponents).astype(np.float32)
 
 
 def _let_go(tensor: Tensor) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from twostep.model.decoder import Weights, read_shape, refuse_unsupported
 from twostep.model.gguf import GgufFile
 from twostep.model.network import Network
-from twostep.model.ops import Add, Attention, Embed, GatedSilu, Linear, Logits, Op, RmsNorm, Rope, RopeStyle
+from twostep.model.ops import Add, Attention, Embed, Gated, Linear, Logits, Op, RmsNorm, Rope, RopeStyle
 from twostep.spec.shape import ModelShape
 
 
@@ -79,7 +79,7 @@ class _Description:
         yield self.norm(f"{block}.ffn_norm")
         yield linear(f"{block}.ffn_gate", shape.ffn_width, shape.width, x="h", out="g")
         yield linear(f"{block}.ffn_up", shape.ffn_width, shape.width, x="h", out="u")
-        yield GatedSilu(gate="g", up="u", out="g")
+        yield Gated(gate="g", up="u", out="g")
         yield linear(f"{block}.ffn_down", shape.width, shape.ffn_width, x="g", out="h")
         yield Add("h", out="x")
 

@@ -1,22 +1,24 @@
 """The network as data: a short list of operations that each executor compiles once and runs every step.
 
 Operations read and write named buffers, one row a token of the step. A `weight` or `bias` names a tensor of the file.
-The list says *what* is computed; fusing (one matrix for Q, K and V, norm with quantisation, ...) is each executor's
-own affair.
+The list says *what* is computed; each executor decides how it fuses operations (one matrix for Q, K and V, norm with
+quantisation, ...). A model family is such a list: what families do differently is a parameter of an operation.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 RopeStyle = Literal["interleaved", "halves"]
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
 class Embed:
-    """out[row] = weight[token[row]]."""
+    """out[row] = weight[token[row]] · scale."""
 
     weight: str
     out: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,17 @@ class RmsNorm:
     eps: float
     x: str
     out: str
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """`RmsNorm` of each head of `x` (rows, heads · head_dim) in place; all heads have the same `weight` (head_dim)."""
+
+    weight: str
+    eps: float
+    x: str
+    heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True)
@@ -56,9 +69,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal softmax(q·kᵀ/sqrt(head_dim))·v over the paged KV of `layer`, after k and v of this step were added to it.
+    """Causal softmax(q·kᵀ·scale)·v over the paged KV of `layer`, after k and v of this step were added to it.
 
-    K and V are rounded to the cache's type (float16) before any query sees them, those of the same step included.
+    `scale` is 1/sqrt(head_dim) if None. A token sees the last `window` positions, its own included; all if None.
+    K and V are rounded to the cache's type (float16) before any query reads them, those of the same step included.
     """
 
     layer: int
@@ -69,15 +83,18 @@ class Attention:
     k: str
     v: str
     out: str
+    window: int | None = None
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
-class GatedSilu:
-    """out = silu(gate) · up."""
+class Gated:
+    """out = activation(gate) · up. `gelu_tanh` is GELU by its tanh approximation."""
 
     gate: str
     up: str
     out: str
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True)
@@ -96,4 +113,4 @@ class Logits:
     x: str
 
 
-Op = Embed | RmsNorm | Linear | Rope | Attention | GatedSilu | Add | Logits
+Op = Embed | RmsNorm | HeadNorm | Linear | Rope | Attention | Gated | Add | Logits

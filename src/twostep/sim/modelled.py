@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel
-from twostep.core.loop import Abort, Command
+from twostep.core.loop import Abort, Capabilities, Command
 from twostep.core.plan import Finished, Resolved, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason, Request
 
@@ -24,6 +24,8 @@ class VirtualClock:
 class ModelledExecutor:
     """Computes nothing: a step ends at `ends_ns`. It knows where answers end, which the scheduler does not; the KV of
     output is not kept for others."""
+
+    capabilities = Capabilities(arrived_kv=True)
 
     def __init__(self, cost: CostModel, clock: VirtualClock, host_ns: int = 0) -> None:
         """`host_ns`: between the kernels of two steps, as a real host measured it (`Measured.host_ns_per_step`)."""

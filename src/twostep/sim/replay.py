@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NoReturn
 
-from twostep.core.loop import Command, EngineLoop
+from twostep.core.loop import Capabilities, Command, EngineLoop
 from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.core.scheduler import Counters, Scheduler
@@ -103,6 +103,8 @@ class _DiffersError(Exception):
 
 class _Tape:
     """Clock, inbox, observer and executor of the loop: all answer what was recorded in the turn under way."""
+
+    capabilities = Capabilities(drafts=True, arrived_kv=True)
 
     def __init__(self, seen: Replay) -> None:
         self.seen = seen

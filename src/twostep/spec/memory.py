@@ -1,17 +1,18 @@
 """Sizes memory: weights, activations, KV cache. The only place that does, for engine, simulator and planner alike.
 
-Pure arithmetic: what is free and what the weights take are measured elsewhere; what does not fit is said, not raised.
-Sizes are in bytes; "free" is memory before anything of the model is in it, but with the interpreters that run by then.
+Pure arithmetic: free memory and the size of weights are measured elsewhere; a plan that does not fit is returned with
+its fault, not raised. Sizes are in bytes; "free" is memory before anything of the model is in it, but with the
+interpreters that run by then.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twostep.spec.host import HostDemand
+from twostep.spec.kv_layout import KvLayout
 from twostep.spec.shape import ModelShape
 
-KV_VECTOR_ELEMENTS = 16
-"""K and V of one head and position are stored as whole vectors of so many elements (`padded` in native/kernels.h)."""
 QUANT_GROUP = 32
 """Elements of a quantised row that share a scale (`kGroup` in native/formats.h)."""
 ROW_ALIGNMENT = 64
@@ -22,16 +23,17 @@ ROW_ALIGNMENT = 64
 class MemoryDemand:
     """What a model needs, whatever is free.
 
-    A step computes at most `step_tokens` tokens and gives at most `logit_rows` rows of logits. `element_bytes` is the
-    size of an element of the KV cache, `block_tokens` the number of positions in a KV block.
+    A step computes at most `step_tokens` tokens of `sequences` sequences, and returns at most `logit_rows` rows of
+    logits. `rotations` is the number of different rope bases.
     """
 
     shape: ModelShape
+    layout: KvLayout
     weights_bytes: int
     step_tokens: int
     logit_rows: int
-    element_bytes: int = 2
-    block_tokens: int = 16
+    sequences: int = 1
+    rotations: int = 1
     host: HostDemand | None = None
     """The processes around it; `None` where only the model counts."""
 
@@ -42,39 +44,62 @@ class MemoryDemand:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """2 · layers · kv_heads · head_dim · element_bytes, head_dim rounded up to whole vectors."""
-        head_dim = _round_up(self.shape.head_dim, KV_VECTOR_ELEMENTS)
-        return self.shape.kv_bytes_per_token(self.element_bytes) // self.shape.head_dim * head_dim
+        """Bytes of one position in all layers."""
+        return self.kv_bytes_per_block // self.layout.block_tokens
 
     @property
     def kv_bytes_per_block(self) -> int:
-        """Bytes of one block in all layers."""
-        return self.block_tokens * self.kv_bytes_per_token
+        """Bytes of one block in all layers: of one in each group."""
+        return self.layout.pool_bytes([1] * len(self.layout.groups))
+
+    def group_blocks(self, blocks: int) -> tuple[int, ...]:
+        """Blocks by group where full attention gets `blocks`: a window needs no more than its sequences can hold."""
+        return tuple(min(blocks, limit) for limit in self._window_limits())
+
+    def _window_limits(self) -> Iterator[int]:
+        for window in self.layout.windows:
+            if window is None:
+                yield sys.maxsize
+            else:
+                yield self.sequences * self.blocks_for(window + self.step_tokens + self.layout.block_tokens)
+
+    def kv_bytes(self, blocks: int) -> int:
+        """Bytes of a KV cache in which full attention gets `blocks`."""
+        return self.layout.pool_bytes(self.group_blocks(blocks))
+
+    def blocks_within(self, room: int) -> int:
+        """The most blocks for full attention whose KV cache takes at most `room` bytes."""
+        least = min(self.layout.block_bytes(g) for g in range(len(self.layout.groups)))
+        low, high = 0, min(max(0, room) // least, max(self._window_limits()))
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.kv_bytes(middle) <= room else (low, middle - 1)
+        return low
 
     @property
     def activation_bytes(self) -> int:
         """Buffers of the widest step: they follow the step's budget, not the context."""
-        return self.step_tokens * row_bytes(self.shape) + self.logit_rows * logit_row_bytes(self.shape)
+        return self.step_tokens * row_bytes(self.shape, self.rotations) + self.logit_rows * logit_row_bytes(self.shape)
 
     @property
     def fixed_bytes(self) -> int:
-        """All that is not KV cache."""
+        """All but the KV cache."""
         return self.weights_bytes + self.activation_bytes + self.host_bytes
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks of one sequence of so many tokens."""
-        return -(-tokens // self.block_tokens)
+        return -(-tokens // self.layout.block_tokens)
 
 
-def row_bytes(shape: ModelShape) -> int:
+def row_bytes(shape: ModelShape, rotations: int = 1) -> int:
     """Bytes that one token of a step takes in the native executor's buffers (`Program::grow` in native/program.cpp).
 
-    In float32: residual stream and its norm, q k v, heads, feed-forward, angles. Then the widest input quantised to 8
-    and to 16 bits, each with four numbers a group; then the row's slice and position.
+    In float32: residual stream and its norm, q k v, heads, feed-forward, angles of each rotation. Then the widest input
+    quantised to 8 and to 16 bits, each with four numbers a group; then the row's slice and position.
     """
     heads_width = shape.heads * shape.head_dim
     qkv_width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    floats = 2 * shape.width + qkv_width + heads_width + shape.ffn_width + shape.head_dim
+    floats = 2 * shape.width + qkv_width + heads_width + shape.ffn_width + rotations * shape.head_dim
     widest = max(shape.width, heads_width, shape.ffn_width)
     groups = widest // QUANT_GROUP * 4 * 4
     quantised = sum(_round_up(widest * value_bytes + groups, ROW_ALIGNMENT) for value_bytes in (1, 2))
@@ -94,7 +119,8 @@ def _round_up(number: int, multiple: int) -> int:
 class MemoryPlan:
     """How memory is divided: `blocks` of KV cache beside the demand, out of `free_bytes`.
 
-    `share` is the part of free memory that all of it may take; `None` where the number of blocks was stated.
+    Groups with a window may get fewer blocks, see `group_blocks`. `share` is the part of free memory that weights,
+    activations and KV cache may take together; `None` where the number of blocks was stated.
     """
 
     demand: MemoryDemand
@@ -127,33 +153,40 @@ class MemoryPlan:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the whole KV cache."""
-        return self.blocks * self.kv_bytes_per_block
+        return self.demand.kv_bytes(self.blocks)
+
+    @property
+    def group_blocks(self) -> tuple[int, ...]:
+        """Blocks by group of the KV layout."""
+        return self.demand.group_blocks(self.blocks)
 
     @property
     def kv_tokens(self) -> int:
         """Positions of the whole KV cache."""
-        return self.blocks * self.demand.block_tokens
+        return self.blocks * self.demand.layout.block_tokens
 
     def full_length_sequences(self, context: int) -> int:
         """How many sequences of `context` tokens fit at once, nothing shared."""
         return self.blocks // self.demand.blocks_for(context)
 
     def arithmetic(self, context: int) -> Iterator[str]:
-        """The sizing in lines to print, each number with where it comes from; `context`: of the longest sequences."""
-        demand, shape = self.demand, self.demand.shape
+        """The sizing in lines to print, each number with its origin; `context`: of the longest sequences."""
+        demand, layout = self.demand, self.demand.layout
         tokens, rows = f"{demand.step_tokens} tokens a step", f"{demand.logit_rows} rows of logits"
-        head_dim = _round_up(shape.head_dim, KV_VECTOR_ELEMENTS)
-        vectors = f"2 x {shape.layers} layers x {shape.kv_heads} KV heads x {head_dim} elements"
         yield f"weights: {size_text(self.weights_bytes)}"
         yield (
-            f"activations: {tokens} x {size_text(row_bytes(shape))} + {rows} x {size_text(logit_row_bytes(shape))} "
-            f"= {size_text(self.activation_bytes)}"
+            f"activations: {tokens} x {size_text(row_bytes(demand.shape, demand.rotations))} + "
+            f"{rows} x {size_text(logit_row_bytes(demand.shape))} = {size_text(self.activation_bytes)}"
         )
         if demand.host:
             yield f"processes: {demand.host.words()} = {size_text(demand.host_bytes)}"
-        yield f"KV per token: {vectors} x {demand.element_bytes} B = {self.kv_bytes_per_token} B"
-        blocks = f"{self.blocks} blocks of {demand.block_tokens} tokens"
+        vectors = f"2 x {layout.layers} layers x {layout.kv_heads} KV heads x {layout.padded_head_dim} elements"
+        yield f"KV per token: {vectors} x {layout.element_bytes} B = {self.kv_bytes_per_token} B"
+        blocks = f"{self.blocks} blocks of {layout.block_tokens} tokens"
         yield f"KV cache: {self._origin()} = {blocks} = {self._capacity(context)}"
+        for group, count in zip(layout.groups, self.group_blocks, strict=True):
+            if group.window is not None:
+                yield f"KV cache of {len(group.layers)} layers with a window of {group.window}: {count} blocks"
 
     def fault(self, least_tokens: int = 1) -> str | None:
         """Why this plan cannot be carried out, with the arithmetic in one line; `None` if it can.
@@ -163,7 +196,7 @@ class MemoryPlan:
         least = max(1, self.demand.blocks_for(least_tokens))
         if self.blocks < least:
             holds = f"{self._origin()} = {self.blocks} blocks"
-            needed = f"{least} x {size_text(self.kv_bytes_per_block)} = {size_text(least * self.kv_bytes_per_block)}"
+            needed = f"{least} x {size_text(self.kv_bytes_per_block)} = {size_text(self.demand.kv_bytes(least))}"
             content = f"one sequence of {least_tokens} tokens" if least > 1 else "even one block"
             return f"the KV cache does not hold {content}: {holds}; needed: {needed}"
         if self.demand.fixed_bytes + self.kv_bytes > self.free_bytes:
@@ -191,13 +224,12 @@ class MemoryPlan:
 
 def plan_share(demand: MemoryDemand, free_bytes: int, share: float) -> MemoryPlan:
     """As many blocks as `share` of free memory, above 0 and at most 1, leaves beside weights and activations."""
-    blocks = max(0, _room(demand, free_bytes, share)) // demand.kv_bytes_per_block
-    return MemoryPlan(demand, free_bytes, share, blocks)
+    return MemoryPlan(demand, free_bytes, share, demand.blocks_within(_room(demand, free_bytes, share)))
 
 
 def plan_stated(demand: MemoryDemand, free_bytes: int, kv_bytes: int) -> MemoryPlan:
     """As many blocks as a KV cache of `kv_bytes` holds, whether they fit or not: `MemoryPlan.fault` tells."""
-    return MemoryPlan(demand, free_bytes, None, kv_bytes // demand.kv_bytes_per_block, kv_bytes)
+    return MemoryPlan(demand, free_bytes, None, demand.blocks_within(kv_bytes), kv_bytes)
 
 
 def _room(demand: MemoryDemand, free_bytes: int, share: float) -> int:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from twostep.core.kv_cache import BlockGroup
+from twostep.core.loop import Capabilities
 from twostep.core.plan import Chunk, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason
 from twostep.engine.step.cores import Cores
@@ -60,19 +62,23 @@ class KernelExecutor:
         *,
         overlap: bool,
         threads: int,
+        slept_ns: Callable[[], int],
         notify: Callable[[], None] | None = None,
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `notify`: called in
-        another thread after each step that is computed there, so that a host can wait for its end beside other
-        things."""
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if not known. `slept_ns`: see `Cores`.
+        `notify`: called in another thread after each step that is computed there, so that a host can wait for its end
+        beside other things."""
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
         self.starved_ns = 0
         """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
-        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads)
-        self._tables = BlockTables(slots, blocks)
+        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, slept_ns)
+        self._tables = BlockTables(slots, blocks, len(kernels.capabilities.layout.groups))
         self._rows = StandingRows(slots)
+        memory = zip(kernels.capabilities.blocks, kernels.capabilities.layout.windows, strict=True)
+        self.capabilities = Capabilities(tuple(BlockGroup(*group) for group in memory))
+        """Neither drafts nor KV from elsewhere, though the kernels could: rows and answers do not take them yet."""
         self._work: Work | None = None
         self._worker = Worker(self._compute, overlap=overlap, notify=notify)
 
@@ -136,7 +142,7 @@ class KernelExecutor:
             return [], 0
         logits, starved_ns = self._cores.watched(self._kernels.forward_arrays, work.arrays)
         for copied in work.step.copied:
-            self._kernels.copy_block(copied.source, copied.target)
+            self._kernels.copy_block(copied.source, copied.target, copied.group)
         rows = [answer.row() for answer in work.answers]
         own = len(rows) - len(work.fork_rows)
         choices = self._sampler.sample(logits, rows[:own])

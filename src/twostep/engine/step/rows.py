@@ -9,12 +9,14 @@ from twostep.kernels.step import Ints, StepArrays
 
 
 class BlockTables:
-    """Block tables of the sequences that run, one row of a 2-D array each."""
+    """Block tables of the sequences that run: by group a 2-D array, with the same row for a sequence in each."""
 
-    def __init__(self, sequences: int, blocks: int) -> None:
+    def __init__(self, sequences: int, blocks: int, groups: int = 1) -> None:
+        """`blocks`: of the longest sequence."""
         self._blocks = blocks
-        self._array: Ints = np.zeros((sequences, blocks), np.int32)
-        self.flat: Ints = self._array.reshape(-1)
+        self._arrays: Ints = np.zeros((groups, sequences, blocks), np.int32)
+        self.flat: tuple[Ints, ...] = tuple(array.reshape(-1) for array in self._arrays)
+        """By group, all tables; see `StepArrays.tables`."""
         self._free = list(range(sequences - 1, -1, -1))
         self._row_of: dict[int, int] = {}
 
@@ -23,14 +25,14 @@ class BlockTables:
         row = self._row_of.get(granted.number)
         if row is None:
             row = self._row_of[granted.number] = self._free.pop()
-        self._array[row, granted.first : granted.first + len(granted.blocks)] = granted.blocks
+        self._arrays[granted.group, row, granted.first : granted.first + len(granted.blocks)] = granted.blocks
 
     def start(self, number: int) -> int:
-        """Where the table of `number` begins in `flat`."""
+        """Where the table of `number` begins in each array of `flat`."""
         return self._row_of[number] * self._blocks
 
     def drop(self, number: int) -> None:
-        """The sequence runs no more; nothing if it has no table."""
+        """Frees the row of a sequence; does nothing if it has none."""
         row = self._row_of.pop(number, None)
         if row is not None:
             self._free.append(row)
@@ -68,7 +70,7 @@ class StandingRows:
         self._starts[:count] += 1
         self._tokens[:count] = tokens
 
-    def step(self, tables: Ints, pieces: Iterable[tuple[Ints, int, int, bool]]) -> StepArrays:
+    def step(self, tables: tuple[Ints, ...], pieces: Iterable[tuple[Ints, int, int, bool]]) -> StepArrays:
         """The step that computes one token of each, then `pieces`: tokens, start, where the table begins, whether the
         last row's logits are wanted."""
         count = len(self.numbers)
