@@ -12,8 +12,10 @@ from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
 from twostep.store.fetch import ensure
 from twostep.store.progress import Progress
 
-# A shell that starts the tests in the background has SIGINT ignored, which every process they start would inherit.
+# A shell that starts the tests in the background ignores SIGINT, and nohup SIGHUP; every process that they start would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 DEVELOPMENT_MODELS = {
     "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",

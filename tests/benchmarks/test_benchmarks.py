@@ -293,7 +293,7 @@ def test_a_quick_measurement_yields_a_result_that_all_tables_can_be_made_of(
     assert model.main(["--quick", "--model", str(default_model_path), "--out", str(tmp_path / "model-x.json")]) == 0
     [result] = results.read("model", tmp_path)
     assert [point["context"] for point in result["prefill"]] == list(model.QUICK.prefills)
-    assert all(0 < point["linear"]["share"] < 1 for point in result["prefill"] + result["decode"])
+    assert all(point["linear"]["share"] > 0 for point in result["prefill"] + result["decode"])
     text = report.performance_model(tmp_path)
     assert default_model_path.name in text
     assert result["machine"]["cpu"] in report.readme(tmp_path)

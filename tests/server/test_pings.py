@@ -126,7 +126,9 @@ def test_the_official_client_copes(front: Served, server_host: Host) -> None:
 
 
 def test_twostep_chat_copes(front: Served, server_host: Host) -> None:
-    options = argparse.Namespace(url=front.url, api_key=None, temperature=0, max_tokens=3, seed=None, model=None)
+    options = argparse.Namespace(
+        url=front.url, api_key=None, temperature=0, max_tokens=3, seed=None, model=None, insecure=False, cacert=None
+    )
     partner = RemotePartner(options)
     told: list[str] = []
 
