@@ -12,7 +12,7 @@ from twostep.server.api.openapi import document
 from twostep.server.choice import choose
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -46,6 +46,78 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
         "# A part\n[one](#a-part) [two](#no-part) [three](none.md) [four](page.md#a-part)\n[w](https://x.y)\n"
     )
     assert broken(page) == ["#no-part", "none.md"]
+
+
+# --- names of files and classes -----------------------------------------------------------------------------------
+
+PAGES_WITH_NAMES = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/scheduling.md")
+]
+"""Pages that describe the sources. A renamed file or class has to be renamed there too."""
+
+NO_FILES = {"text/event-stream"}
+"""What looks like a path in these pages and is none."""
+
+FILE_NAME = re.compile(r"[\w.*-]+(?:/[\w.@*-]+)*\.(?:py|pyi|cpp|h|toml|txt|md|json)")
+PATH = re.compile(rf"{FILE_NAME.pattern}|[\w.-]+(?:/[\w.@*-]+)+/?")
+CLASS_NAME = re.compile(r"([A-Z][a-z]+\w*)(?:\.(\w+))?(?:\(.*\))?")
+
+
+def quoted(page: str) -> list[str]:
+    """What stands in backticks, outside of blocks of code."""
+    return re.findall(r"`([^`\n]+)`", FENCED.sub("", page))
+
+
+def named_paths(page: str) -> set[str]:
+    """Files and folders of the repository: in backticks, and file names in diagrams."""
+    diagrams = re.findall(r"^```mermaid$.*?^```$", page, re.DOTALL | re.MULTILINE)
+    in_diagrams = {name for diagram in diagrams for name in FILE_NAME.findall(diagram)}
+    return {text for text in quoted(page) if PATH.fullmatch(text)} - NO_FILES | in_diagrams
+
+
+def named_classes(page: str) -> set[tuple[str, str]]:
+    """Class names in backticks, each with the member that is named, or an empty text."""
+    found = map(CLASS_NAME.fullmatch, quoted(page))
+    return {(match[1], match[2] or "") for match in found if match}
+
+
+def exists(path: str) -> bool:
+    """From the repository's root or from the package's; `*` stands for any name."""
+    return any(next(folder.glob(path.rstrip("/")), None) for folder in (ROOT, ROOT / "src" / "twostep"))
+
+
+def words_of_sources() -> set[str]:
+    files = chain(*((ROOT / folder).rglob("*.*") for folder in ("src", "native", "tests/support")))
+    texts = (file.read_text() for file in files if file.suffix in {".py", ".pyi", ".cpp", ".h"})
+    return set(chain.from_iterable(re.findall(r"\w+", text) for text in texts))
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_NAMES, ids=lambda path: path.name)
+def test_named_files_exist(page: Path) -> None:
+    paths = named_paths(page.read_text())
+    assert len(paths) >= 5
+    assert {path for path in paths if not exists(path)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_NAMES, ids=lambda path: path.name)
+def test_named_classes_exist(page: Path) -> None:
+    words = words_of_sources()
+    assert {
+        (name, member) for name, member in named_classes(page.read_text()) if {name, member} - words - {""}
+    } == set()
+
+
+def test_names_that_do_not_exist_are_found() -> None:
+    page = (
+        "`core/nothing.py` `core/loop.py` `nowhere/sub/` `core/*.py` `EngineLoop.begin` `Unheard.of` `n=1` `/v1/models`"
+    )
+    diagram = "```mermaid\na[core/lost.py, core/plan.py]\n```\n"
+    assert {path for path in named_paths(f"{page}\n{diagram}") if not exists(path)} == {
+        "core/nothing.py",
+        "nowhere/sub/",
+        "core/lost.py",
+    }
+    assert named_classes(page) == {("EngineLoop", "begin"), ("Unheard", "of")}
 
 
 # --- cases --------------------------------------------------------------------------------------------------------
