@@ -19,9 +19,10 @@ FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
-    headings = HEADING.findall(FENCED.sub("", document.read_text()))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Those of its headings, as GitHub makes them, and former ones that are kept as `<a id=...>`."""
+    text = FENCED.sub("", document.read_text())
+    kept = re.findall(r'<a id="([^"]+)"></a>', text)
+    return {*kept, *(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text))}
 
 
 def broken(document: Path) -> list[str]:
@@ -44,8 +45,16 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A part\n[one](#a-part) [two](#no-part) [three](none.md) [four](page.md#a-part)\n[w](https://x.y)\n"
+        '<a id="old"></a>\n[five](#old) [six](#older)\n'
     )
-    assert broken(page) == ["#no-part", "none.md"]
+    assert broken(page) == ["#no-part", "none.md", "#older"]
+
+
+def test_the_log_is_newest_first() -> None:
+    headings = HEADING.findall((ROOT / "docs" / "LOG.md").read_text())[1:]
+    dates = [re.match(r"\d{4}-\d\d-\d\d: ", heading) for heading in headings]
+    assert all(dates)
+    assert headings == sorted(headings, key=lambda heading: heading[:10], reverse=True)
 
 
 # --- names of files and classes -----------------------------------------------------------------------------------
