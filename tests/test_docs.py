@@ -59,13 +59,11 @@ def test_the_log_is_newest_first() -> None:
 
 # --- names of files and classes -----------------------------------------------------------------------------------
 
-PAGES_WITH_NAMES = [
-    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/scheduling.md")
-]
+GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/scheduling.md")]
 """Pages that describe the sources. A renamed file or class has to be renamed there too."""
 
-NO_FILES = {"text/event-stream"}
-"""What looks like a path in these pages and is none."""
+PAGES = [*GUIDES[:2], *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "LOG.md")]
+"""All that describe how things are now; log and decisions name what there was."""
 
 FILE_NAME = re.compile(r"[\w.*-]+(?:/[\w.@*-]+)*\.(?:py|pyi|cpp|h|toml|txt|md|json)")
 PATH = re.compile(rf"{FILE_NAME.pattern}|[\w.-]+(?:/[\w.@*-]+)+/?")
@@ -78,10 +76,10 @@ def quoted(page: str) -> list[str]:
 
 
 def named_paths(page: str) -> set[str]:
-    """Files and folders of the repository: in backticks, and file names in diagrams."""
+    """Files and folders of the repository: in backticks, and in the labels of diagrams."""
     diagrams = re.findall(r"^```mermaid$.*?^```$", page, re.DOTALL | re.MULTILINE)
-    in_diagrams = {name for diagram in diagrams for name in FILE_NAME.findall(diagram)}
-    return {text for text in quoted(page) if PATH.fullmatch(text)} - NO_FILES | in_diagrams
+    in_diagrams = re.split(r'["\[\]<>,\s]+', " ".join(diagrams).replace("<br/>", " "))
+    return {text for text in [*quoted(page), *in_diagrams] if PATH.fullmatch(text)}
 
 
 def named_classes(page: str) -> set[tuple[str, str]]:
@@ -91,8 +89,9 @@ def named_classes(page: str) -> set[tuple[str, str]]:
 
 
 def exists(path: str) -> bool:
-    """From the repository's root or from the package's; `*` stands for any name."""
-    return any(next(folder.glob(path.rstrip("/")), None) for folder in (ROOT, ROOT / "src" / "twostep"))
+    """From the root of the repository, of the package or of the documents; `*` stands for any name."""
+    roots = ROOT, ROOT / "src" / "twostep", ROOT / "docs"
+    return any(next(root.glob(path.rstrip("/")), None) for root in roots)
 
 
 def words_of_sources() -> set[str]:
@@ -101,14 +100,17 @@ def words_of_sources() -> set[str]:
     return set(chain.from_iterable(re.findall(r"\w+", text) for text in texts))
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_NAMES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_named_files_exist(page: Path) -> None:
-    paths = named_paths(page.read_text())
-    assert len(paths) >= 5
-    assert {path for path in paths if not exists(path)} == set()
+    assert {path for path in named_paths(page.read_text()) if not exists(path)} == set()
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_NAMES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", GUIDES, ids=lambda path: path.name)
+def test_guides_name_files(page: Path) -> None:
+    assert len(named_paths(page.read_text())) >= 5
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda path: path.name)
 def test_named_classes_exist(page: Path) -> None:
     words = words_of_sources()
     assert {
@@ -120,11 +122,12 @@ def test_names_that_do_not_exist_are_found() -> None:
     page = (
         "`core/nothing.py` `core/loop.py` `nowhere/sub/` `core/*.py` `EngineLoop.begin` `Unheard.of` `n=1` `/v1/models`"
     )
-    diagram = "```mermaid\na[core/lost.py, core/plan.py]\n```\n"
+    diagram = '```mermaid\na["core/lost.py, core/plan.py<br/>old/folder"] <--> b\n```\n'
     assert {path for path in named_paths(f"{page}\n{diagram}") if not exists(path)} == {
         "core/nothing.py",
         "nowhere/sub/",
         "core/lost.py",
+        "old/folder",
     }
     assert named_classes(page) == {("EngineLoop", "begin"), ("Unheard", "of")}
 
