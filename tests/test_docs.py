@@ -1,4 +1,4 @@
-"""What the documents say: links lead somewhere, and the server's page names what there is and nothing else."""
+"""The documents: links resolve, names exist, and the server's page lists exactly what the server has."""
 
 import re
 from itertools import chain
@@ -26,18 +26,18 @@ def anchors(document: Path) -> set[str]:
 
 
 def broken(document: Path) -> list[str]:
-    """Links that lead nowhere in this checkout."""
+    """Links to files or anchors that do not exist."""
     links = [link for link in LINK.findall(FENCED.sub("", document.read_text())) if not re.match(r"[a-z]+:", link)]
-    return [link for link in links if not _leads_somewhere(document, *link.partition("#")[::2])]
+    return [link for link in links if not _resolves(document, *link.partition("#")[::2])]
 
 
-def _leads_somewhere(document: Path, path: str, anchor: str) -> bool:
+def _resolves(document: Path, path: str, anchor: str) -> bool:
     target = document.parent / path if path else document
     return target.exists() and (not anchor or anchor in anchors(target))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_resolve(document: Path) -> None:
     assert broken(document) == []
 
 
@@ -118,6 +118,12 @@ def test_named_classes_exist(page: Path) -> None:
     } == set()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_every_part_of_the_package_is_named(page: str) -> None:
+    parts = {path.parent.name for path in (ROOT / "src" / "twostep").glob("*/__init__.py")}
+    assert {f"src/twostep/{part}" for part in parts} <= named_paths((ROOT / page).read_text())
+
+
 def test_names_that_do_not_exist_are_found() -> None:
     page = (
         "`core/nothing.py` `core/loop.py` `nowhere/sub/` `core/*.py` `EngineLoop.begin` `Unheard.of` `n=1` `/v1/models`"
@@ -145,7 +151,7 @@ def named_cases() -> dict[str, set[int]]:
     return found
 
 
-def test_cases_that_tests_name_are_on_their_page() -> None:
+def test_cases_named_in_tests_are_on_their_page() -> None:
     described = {
         int(number) for number in re.findall(r"^(\d+)\. ", (ROOT / "docs" / "cases.md").read_text(), re.MULTILINE)
     }
@@ -159,33 +165,33 @@ def test_cases_that_tests_name_are_on_their_page() -> None:
 
 
 def named(part: str) -> set[str]:
-    """What stands in backticks between the marks of this part."""
+    """The texts in backticks between the marks of this part."""
     [text] = re.findall(rf"<!-- {part} -->(.*?)<!-- {part} end -->", PAGE.read_text(), re.DOTALL)
     return set(re.findall("`([^`]+)`", text))
 
 
 def described(*paths: str) -> set[str]:
-    """Fields that the API's own description has for these paths."""
+    """The fields of these paths in the OpenAPI document."""
     bodies = [document()["paths"][path]["post"]["requestBody"]["content"]["application/json"] for path in paths]
     return set(chain.from_iterable(body["schema"]["properties"] for body in bodies))
 
 
-def test_tables_are_those_of_the_server() -> None:
+def test_generated_tables_are_current() -> None:
     assert PAGE.read_text() == filled(PAGE.read_text()), "run: python -m scripts.settings_page"
 
 
-def test_fields_are_those_that_are_described() -> None:
+def test_fields_are_those_of_the_api_description() -> None:
     assert named("fields") == described("/v1/chat/completions", "/v1/completions")
 
 
 def test_no_field_is_both_served_and_refused() -> None:
-    """But where only one of the two endpoints serves it."""
+    """Unless only one of the two endpoints supports it."""
     served = described("/v1/chat/completions") & described("/v1/completions")
     assert not served & KNOWN.keys()
     assert sum(map(len, ORIGINS.values())) == len(KNOWN), "a field is in two tables"
 
 
-def test_paths_are_those_that_are_described() -> None:
+def test_paths_are_those_of_the_api_description() -> None:
     rows = re.findall(r"^\| (`(?:GET|POST) .*?) \|", PAGE.read_text(), re.MULTILINE)
     told = set(re.findall(r"`(GET|POST) ([^`]+)`", "".join(rows)))
     paths = {(method.upper(), path) for path, by in document()["paths"].items() for method in by}
@@ -193,7 +199,7 @@ def test_paths_are_those_that_are_described() -> None:
     assert page == paths | {("GET", "/docs"), ("GET", "/openapi.json")}
 
 
-def test_the_example_of_a_file_is_taken(tmp_path: Path) -> None:
+def test_the_example_configuration_is_accepted(tmp_path: Path) -> None:
     [example] = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     file = tmp_path / "server.toml"
     file.write_text(example)
