@@ -6,7 +6,8 @@
 #   make test              linter, formatter, type checker, tests
 #   make test-models       tests on larger models that are already in the cache
 #   make check-avx512      kernel self-test on an emulated AVX-512 CPU
-#   make bench-...         benchmarks; each writes benchmarks/results/*.json and the tables made from it
+#   make bench-model       measure kernels and engine; writes benchmarks/results/*.json and the tables made from them. Also:
+#                          bench-serve, bench-scheduler, bench-batching, bench-clients, bench-peers-model, bench-peers
 #   make report            write the tables and plots again without measuring
 #   make clean             delete .venv, builds and caches
 PYTHON ?= python3

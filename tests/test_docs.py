@@ -1,17 +1,21 @@
 """The documents: links resolve, names exist, and the server's page lists exactly what the server has."""
 
 import re
+import shlex
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from scripts.settings_page import PAGE, filled
+from twostep.cli.main import COMMANDS as COMMAND_MODULES
+from twostep.cli.main import _parser, main
 from twostep.openai_api.known_fields import KNOWN, ORIGINS
 from twostep.server.api.openapi import document
 from twostep.server.choice import choose
 
 ROOT = Path(__file__).parent.parent
+COMMANDS = {module.__name__.rpartition(".")[2] for module in COMMAND_MODULES}
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -136,6 +140,72 @@ def test_names_that_do_not_exist_are_found() -> None:
         "old/folder",
     }
     assert named_classes(page) == {("EngineLoop", "begin"), ("Unheard", "of")}
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def example_commands(page: str) -> list[list[str]]:
+    """Arguments of each `twostep` command in a block of shell commands."""
+    lines = chain.from_iterable(block.splitlines() for block in SHELL.findall(page))
+    found = (re.search(r"(?:^|/| )twostep ([a-z].*)$", line) for line in lines if not line.startswith("#"))
+    return [words for match in found if match and (words := shlex.split(match[1], comments=True))[0] in COMMANDS]
+
+
+def mentioned_commands(page: str) -> list[list[str]]:
+    """Words of each command in backticks that begins with `twostep`."""
+    return [text.split()[1:] for text in quoted(page) if text.startswith("twostep ")]
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The help of this command, or of its subcommand. Kinds of workloads are taken to have the same options."""
+    subcommand = words[1:2] if words[0] == "workload" else []
+    subcommand += ["chat"] if subcommand == ["make"] else []
+    with pytest.raises(SystemExit) as end:
+        main([words[0], *subcommand, "--help"])
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def unknown_flags(page: str, capsys: pytest.CaptureFixture[str]) -> set[tuple[str, str]]:
+    commands = mentioned_commands(page)
+    flags = ((words, flag) for words in commands for flag in words if re.fullmatch(r"--[a-z-]+", flag))
+    return {(words[0], flag) for words, flag in flags if flag not in help_of(words, capsys)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_example_commands_are_understood(page: Path) -> None:
+    for words in example_commands(page.read_text()):
+        _parser().parse_args(words)
+
+
+def test_there_are_example_commands() -> None:
+    commands = {words[0] for words in example_commands((ROOT / "README.md").read_text())}
+    assert commands >= {"serve", "chat", "explain", "bench", "generate"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_mentioned_commands_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = page.read_text()
+    assert {words[0] for words in mentioned_commands(text)} <= COMMANDS
+    assert unknown_flags(text, capsys) == set()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "Makefile"], ids=lambda path: path.name)
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:^|`|^# +|[A-Z_]+=\d+ )make ([a-z][a-z0-9-]*)\b(?!\.)", page.read_text(), re.MULTILINE)
+    assert set(named) <= targets
+
+
+def test_wrong_commands_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    page = "```sh\n.venv/bin/twostep serve --no-such-flag 1  # it is not there\n```\n`twostep bench --nothing`"
+    assert unknown_flags(page, capsys) == {("bench", "--nothing")}
+    [words] = example_commands(page)
+    with pytest.raises(SystemExit):
+        _parser().parse_args(words)
 
 
 # --- cases --------------------------------------------------------------------------------------------------------
