@@ -1,4 +1,15 @@
-# Everything runs in .venv, on the installed package. `make serve` is the place to start.
+# All targets use the package installed in .venv, not the source tree. Start with `make serve`.
+#
+#   make serve             build, download the default model, start the server on http://127.0.0.1:8000
+#   make hello             answer one prompt on the command line
+#   make build             build and install only
+#   make test              linter, formatter, type checker, tests
+#   make test-models       tests on larger models that are already in the cache
+#   make check-avx512      kernel self-test on an emulated AVX-512 CPU
+#   make bench-model       measure kernels and engine; writes benchmarks/results/*.json and the tables made from them. Also:
+#                          bench-serve, bench-scheduler, bench-batching, bench-clients, bench-peers-model, bench-peers
+#   make report            write the tables and plots again without measuring
+#   make clean             delete .venv, builds and caches
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -19,10 +30,11 @@ build: $(VENV)/installed
 
 test: $(VENV)/installed $(VENV)/dev
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m "not models"
 
-# Tests on larger models, as far as they lie in the cache folder: minutes, and 10 GB of memory for the reference executor.
+# Tests on larger models; skips models that are not in the cache. Takes minutes, and 10 GB of memory for the reference executor.
 test-models: $(VENV)/installed $(VENV)/dev
 	$(BIN)/python -m pytest -m models
 
@@ -30,7 +42,7 @@ bench-model: $(VENV)/installed
 	$(BIN)/python -m benchmarks.model
 	$(BIN)/python -m benchmarks.report
 
-# Needs other engines: `.venv/bin/python -m benchmarks.peers_model --help` says how to install them.
+# Needs other engines; `.venv/bin/python -m benchmarks.peers_model --help` explains how to install them.
 bench-peers-model: $(VENV)/installed
 	$(BIN)/python -m benchmarks.peers_model $(addprefix --llama-dir ,$(LLAMA_DIR)) \
 	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
@@ -40,19 +52,19 @@ bench-scheduler: $(VENV)/installed
 	$(BIN)/python -m benchmarks.scheduler
 	$(BIN)/python -m benchmarks.report
 
-# Measures Twostep alone, or beside the engines given; `.venv/bin/python -m benchmarks.batching --help` says more.
+# Measures Twostep, and other engines if given; see `.venv/bin/python -m benchmarks.batching --help`.
 bench-batching: $(VENV)/installed
 	$(BIN)/python -m benchmarks.batching $(addprefix --llama-dir ,$(LLAMA_DIR)) \
 	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
 	$(BIN)/python -m benchmarks.report
 
-# Some four minutes, on cores that nobody else uses.
+# About four minutes. Needs idle cores.
 bench-serve: $(VENV)/installed
 	$(BIN)/python -m benchmarks.serve
 	$(BIN)/python -m benchmarks.report
 
-# Installs other engines outside of this folder ($PEERS_FOLDER, else ~/.cache/twostep/peers) unless they are given: llama.cpp is
-# built, a quarter of an hour. Then some twenty minutes of measuring, on cores that nobody else uses.
+# Installs other engines into $PEERS_FOLDER (default: ~/.cache/twostep/peers) unless paths are given. Building llama.cpp takes
+# about 15 minutes, measuring another 20. Needs idle cores.
 bench-peers: $(VENV)/installed
 	$(BIN)/python -m benchmarks.peers_install $(if $(LLAMA_DIR),--without llama.cpp) \
 	  $(if $(OPENVINO_PYTHON),--without OpenVINO) $(if $(VLLM_PYTHON),--without vLLM)
@@ -61,7 +73,7 @@ bench-peers: $(VENV)/installed
 	  $(addprefix --vllm-python ,$(VLLM_PYTHON))
 	$(BIN)/python -m benchmarks.report
 
-# `twostep bench` beside guidellm and aiperf; `.venv/bin/python -m benchmarks.clients --help` says how to install them.
+# Compares `twostep bench` with guidellm and aiperf; `.venv/bin/python -m benchmarks.clients --help` explains how to install them.
 bench-clients: $(VENV)/installed
 	$(BIN)/python -m benchmarks.clients $(addprefix --guidellm ,$(GUIDELLM)) $(addprefix --aiperf ,$(AIPERF)) \
 	  $(addprefix --tokenizer ,$(TOKENIZER))
@@ -70,7 +82,7 @@ bench-clients: $(VENV)/installed
 report: $(VENV)/installed
 	$(BIN)/python -m benchmarks.report
 
-# The kernels' own check on an emulated CPU with AVX-512, for machines without it; the tool says what it needs.
+# Kernel self-test on an emulated AVX-512 CPU, for machines without AVX-512. The script prints what it needs.
 check-avx512: $(VENV)/tools
 	$(BIN)/cmake -S . -B build/selftest -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	  -DCMAKE_EXE_LINKER_FLAGS=-static
@@ -80,7 +92,7 @@ check-avx512: $(VENV)/tools
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# The build tools stay in the environment instead of pip's throw-away one: a changed source then compiles alone.
+# Build tools are installed in .venv and builds are not isolated, so that a changed source file recompiles alone.
 $(VENV)/tools: pyproject.toml scripts/needs.py
 	@$(PYTHON) scripts/needs.py
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m virtualenv --quiet $(VENV)

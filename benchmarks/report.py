@@ -111,6 +111,7 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/performance.md", "bench-peers-model", performance_peers),
     ("docs/performance.md", "bench-model", performance_model),
     ("README.md", "bench-batching", batching_readme),
+    ("docs/facts.md", "bench-batching", batching_readme),
     ("docs/batching.md", "bench-batching", batching),
     ("docs/batching.md", "bench-batching-peers", batching_peers),
     ("docs/batching.md", "bench-scheduler", scheduler),
