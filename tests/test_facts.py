@@ -5,6 +5,7 @@ from pathlib import Path
 
 from twostep.model.families import load_network
 from twostep.model.gguf import read_gguf
+from twostep.spec.kv_layout import KvLayout
 from twostep.spec.memory import MemoryDemand, plan_share, size_text
 from twostep.spec.shape import ModelShape
 
@@ -41,7 +42,8 @@ def memory_values() -> dict[str, str]:
         "SmolLM2-135M": SMOLLM2_135M,
     }
     values = {f"KV bytes per token, {name}, fp16": f"{shape.kv_bytes_per_token()} B" for name, shape in shapes.items()}
-    demand = MemoryDemand(LLAMA_2_7B, int(WEIGHTS_BYTES), step_tokens=0, logit_rows=0)
+    layout = KvLayout.full_attention(LLAMA_2_7B)
+    demand = MemoryDemand(LLAMA_2_7B, layout, int(WEIGHTS_BYTES), step_tokens=0, logit_rows=0)
     plan = plan_share(demand, free_bytes=24 * 10**9, share=1)
     values["KV cache of 4096 tokens, Llama-2-7B, fp16"] = size_text(4096 * demand.kv_bytes_per_token)
     values["sequences of 4096 tokens in 24 GB beside 14 GB of weights"] = str(plan.full_length_sequences(4096))

@@ -189,5 +189,3 @@ def test_the_loop_asks_before_anything_is_planned() -> None:
     around: Any = None
     with pytest.raises(MissingCapabilityError):
         EngineLoop(scheduler, executor, clock=around, inbox=around, observer=around)
-
-

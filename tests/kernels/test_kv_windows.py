@@ -70,7 +70,7 @@ def relative_error(found: Floats, expected: NDArray[np.floating]) -> float:
 @every_trait
 @pytest.mark.parametrize("name", ["F32", "F16"])
 def test_the_reference_computes_the_formulas(name: str, traits: Traits) -> None:
-    """"F32" rotates interleaved pairs, "F16" halves, with biases."""
+    """ "F32" rotates interleaved pairs, "F16" halves, with biases."""
     made = network(name, traits)
     ids = ids_of(made, 60)
     assert relative_error(whole(ReferenceExecutor(made, 4, kv="float32"), ids), naive_logits(made, ids)) < 2e-5

@@ -54,9 +54,7 @@ def _norm(x: Doubles, weight: Doubles, eps: float) -> Doubles:
 def _rotate(head: Doubles, op: Rope) -> Doubles:
     """Pairs as complex numbers, turned by position · base^(-2i/dim)."""
     half = op.head_dim // 2
-    first, second = (
-        (head[:, 0::2], head[:, 1::2]) if op.style == "interleaved" else (head[:, :half], head[:, half:])
-    )
+    first, second = (head[:, 0::2], head[:, 1::2]) if op.style == "interleaved" else (head[:, :half], head[:, half:])
     angles = np.arange(len(head))[:, None] * op.base ** (-2 * np.arange(half) / op.head_dim)
     turned = (first + 1j * second) * np.exp(1j * angles)
     if op.style == "halves":

@@ -142,6 +142,7 @@ class Kernels(NamedTuple):
             if isinstance(part, NativeExecutor | ReferenceExecutor | Sampler):
                 part.close()
 
+
 def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels:
     """The executor, with the memory of its widest step allocated, and a sampler on the same threads."""
     vocab, blocks = model.network.shape.vocab, sizing.group_blocks

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Condition, Lock
-from time import sleep
+from threading import Event as Signal
 
 from twostep.engine.collector import Event
 from twostep.engine.engine import Engine
@@ -18,9 +18,6 @@ from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import TwostepError
 from twostep.processes import Owner
-
-IDLE_LOOK_S = 0.005
-"""How long a thread sleeps at a time while there is nothing to compute: another one may have submitted meanwhile."""
 
 
 @dataclass(eq=False)
@@ -45,6 +42,8 @@ class SharedEngine:
         self._calls: dict[str, Call] = {}
         """By the ids of open requests."""
         self._left: deque[Call] = deque()
+        self._submitted = Signal()
+        """Set by a submission: whoever waits for a static batch to fill looks again."""
         self._closed = False
 
     def check(self) -> None:
@@ -69,6 +68,7 @@ class SharedEngine:
         id_ = self._engine.submit(prompt, params, id=id, priority=priority, cache_salt=cache_salt, stream=stream)
         self._calls[id_] = call
         call.open.add(id_)
+        self._submitted.set()
         return id_
 
     def abort(self, id: str) -> None:
@@ -140,8 +140,9 @@ class SharedEngine:
             else:
                 self._route(self._engine.begin())
                 idle_s = self._engine.idle_s() or 0.0
-        if idle_s:  # a static batch that is not full waits for others, who may submit meanwhile
-            sleep(min(idle_s, IDLE_LOOK_S))
+                self._submitted.clear()
+        if idle_s:  # a static batch that is not full waits for others
+            self._submitted.wait(idle_s)
 
     def _route(self, events: Sequence[Event]) -> None:
         """To their calls. What an aborted request gave after its call had left is for nobody."""
