@@ -66,7 +66,7 @@ def with_tools_said(messages: Sequence[dict[str, Any]], tools: Tools) -> list[di
     """The conversation for a template that knows no tools: a system message, or what it has of one, says them."""
     said = _said(tools)
     first = messages[0]
-    if first["role"] == "system":
+    if first["role"] in ("system", "developer"):  # many templates allow only one of them
         return [{**first, "content": "\n\n".join(filter(None, [first["content"], said]))}, *messages[1:]]
     return [{"role": "system", "content": said}, *messages]
 

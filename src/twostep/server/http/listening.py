@@ -4,7 +4,7 @@ import errno
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -52,7 +52,7 @@ class Listeners:
 
 def listen(config: ServerConfig) -> Listeners:
     """Listens on every address of `config.hosts`. `::` takes IPv4 too where the system does, unless an IPv4 address is
-    among the hosts. Raises `AddressError`."""
+    among the hosts. `0.0.0.0` and `::` include the other addresses of their kind. Raises `AddressError`."""
     for tries_left in reversed(range(TRIES)):
         with ExitStack() as opened:
             try:
@@ -80,10 +80,13 @@ def _bound(config: ServerConfig) -> Iterator[socket.socket]:
     """In the order of the hosts; the first one's port is that of all. Raises `AddressError`."""
     port, hosts = config.port, {host: _places(host, config.port) for host in config.hosts}
     taken: set[tuple[Any, ...]] = set()
-    has_ipv4 = any(place.family == socket.AF_INET for places in hosts.values() for place in places)
+    all_places = [place for places in hosts.values() for place in places]
+    has_ipv4 = any(place.family == socket.AF_INET for place in all_places)
+    whole_families = {place.family: place for place in all_places if place.address[0] in ("0.0.0.0", "::")}
     for host, places in hosts.items():
         bound, problem = 0, OSError()
-        for family, (ip, _, *scope) in places:
+        for place in places:
+            family, (ip, _, *scope) = whole_families.get(place.family, place)
             if (ip, *scope) in taken:
                 bound += 1
                 continue
@@ -104,7 +107,7 @@ def _bound(config: ServerConfig) -> Iterator[socket.socket]:
 def _places(host: str, port: int) -> list[_Place]:
     """Of an address or a name; only names, and addresses that name a network interface, are looked up. Raises
     `AddressError`."""
-    host = host.strip("[]")
+    host = _as_ipv4(host.strip("[]"))
     if _is_address(host) and "%" not in host:
         return [_Place(socket.AF_INET6, (host, port, 0, 0)) if ":" in host else _Place(socket.AF_INET, (host, port))]
     try:
@@ -144,6 +147,12 @@ def _reachable(listener: socket.socket) -> str:
 def is_loopback(name: str) -> bool:
     """Whether it is an address that only this machine reaches."""
     return _is_address(name) and ip_address(name).is_loopback
+
+
+def _as_ipv4(host: str) -> str:
+    """An IPv4 address written as one of IPv6, such as `::ffff:127.0.0.1`, as IPv4; else `host`."""
+    mapped = IPv6Address(host).ipv4_mapped if ":" in host and _is_address(host) else None
+    return str(mapped or host)
 
 
 def _is_address(name: str) -> bool:

@@ -99,5 +99,6 @@ def _text(entry: dict[str, Any]) -> str:
     ttft = "-" if entry["ttft_ms"] is None else f"{entry['ttft_ms']:.0f} ms"
     answer = plural(entry["completion_tokens"], "token")
     tokens = f"{entry['prompt_tokens']} ({entry['cached_tokens']} cached) + {answer}"
-    times = f"TTFT {ttft}, {entry['total_ms']:.0f} ms in all, held by {entry['limit']}"
+    held = f", held by {entry['limit']}" if entry["limit"] else ""  # nothing is known of what never came to its end
+    times = f"TTFT {ttft}, {entry['total_ms']:.0f} ms in all{held}"
     return f"{entry['time']} {entry['status']} {entry['endpoint']} {entry['id']}: {tokens}, {times}"
