@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts.settings_page import PAGE, filled
-from twostep.openai_api.known_fields import KNOWN, ORIGINS
+from twostep.openai_api.fields import KNOWN, ORIGINS
 from twostep.server.api.openapi import document
 from twostep.server.choice import choose
 

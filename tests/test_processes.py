@@ -18,8 +18,8 @@ from twostep.engine.text.structured import StructuredOutput
 from twostep.errors import InvalidParameterError, WorkerFailedError
 from twostep.model.template import ChatTemplate
 from twostep.processes import environment, python, twostep_module
-from twostep.server.api.forms import FormCheck
-from twostep.server.http.errors import api_error
+from twostep.server.api.structured_output_check import StructuredOutputCheck
+from twostep.server.http.error_replies import api_error
 
 COMMAND = str(Path(sys.executable).parent / "twostep")
 SHADOWS = ("numpy", "queue", "pip", "jinja2", "json", "socket", "tokenizers", "llguidance", "sitecustomize")
@@ -147,7 +147,7 @@ class TestCommandsInAFolderOfTraps:
 
 
 def check(form: StructuredOutput) -> None:
-    asyncio.run(FormCheck().check(form, "response_format"))
+    asyncio.run(StructuredOutputCheck().check(form, "response_format"))
 
 
 NAME = StructuredOutput("regex", "[a-z]+")
@@ -173,7 +173,7 @@ def test_hard_limits_below_the_worker_s_own_are_kept(limit: int, hard: int) -> N
 def test_a_template_s_worker_keeps_hard_limits_too() -> None:
     """Also one of processor time that leaves it less than a rendering may take."""
     code = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"
-    code += "from twostep.model.template import ChatTemplate\nprint(ChatTemplate('{{ 6 * 7 }}', 'it').render([]))"
+    code += "from twostep.model.template import ChatTemplate\nprint(ChatTemplate('{{ 6 * 7 }}', 'it').render([]).text)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.stderr) == ("42\n", "")
 
@@ -201,14 +201,16 @@ def test_a_worker_that_breaks_is_not_the_client_s_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: str, message: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", broken(tmp_path, interpreter))
-    with pytest.raises(WorkerFailedError, match=f"could not be checked, its worker failed: {message}") as failed:
+    with pytest.raises(
+        WorkerFailedError, match=f"could not be checked because its worker process failed: {message}"
+    ) as failed:
         check(NAME)
     assert (api_error(failed.value).status, api_error(failed.value).code) == (500, "worker_failed")
 
 
 def test_a_worker_that_cannot_start_is_not_the_client_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(WorkerFailedError, match="its worker failed: No such file"):
+    with pytest.raises(WorkerFailedError, match="its worker process failed: No such file"):
         check(NAME)
 
 

@@ -21,8 +21,8 @@ from twostep.engine.text.constraint import LIMITS, Constraint, Grammars
 from twostep.engine.text.structured import ANY_OBJECT, MAX_CHARACTERS, StructuredOutput
 from twostep.errors import InvalidParameterError
 from twostep.model.loaded import LoadedModel, open_model
-from twostep.openai_api.errors import ApiError
-from twostep.openai_api.requests import read_request
+from twostep.openai_api.api_error import ApiError
+from twostep.openai_api.api_request import read_request
 from twostep.openai_api.tool_calls import parse_tool_calls
 
 pytest.importorskip("llguidance")

@@ -15,13 +15,17 @@ from twostep.engine.text.logprobs import TokenLogprobs
 from twostep.engine.text.text_stream import TextStream
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer
-from twostep.openai_api.chunks import Chunks
-from twostep.openai_api.errors import ApiError
+from twostep.openai_api.api_error import ApiError
+from twostep.openai_api.api_request import ApiRequest
 from twostep.openai_api.json_text import plain
-from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs, text_offsets
-from twostep.openai_api.requests import ApiRequest
-from twostep.openai_api.responses import response_body
-from twostep.openai_api.timings import timings
+from twostep.openai_api.logprobs_format import (
+    PlacedToken,
+    ShownTokens,
+    chat_logprobs,
+    completion_logprobs,
+    text_offsets,
+)
+from twostep.openai_api.responses import Chunks, response_body, timings
 
 MS = 1_000_000
 TIMELINE = Timeline(

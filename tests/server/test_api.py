@@ -396,4 +396,4 @@ def test_a_conversation_with_tools_is_tokenised_as_it_is_answered(http: httpx.Cl
 def test_who_asks_for_another_part_of_the_api_is_told_where_to_go(http: httpx.Client) -> None:
     reply = http.post("/v1/responses", json={"input": "x"})
     assert reply.status_code == 404
-    assert reply.json()["error"]["message"].endswith("there is no such path; use /v1/chat/completions")
+    assert reply.json()["error"]["message"].endswith("unknown path; use /v1/chat/completions")

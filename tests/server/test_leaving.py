@@ -62,7 +62,7 @@ async def _ask(url: str, body: dict[str, Any]) -> asyncio.StreamWriter:
 def assert_all_is_given_back(server: Served, server_host: Host) -> None:
     """Soon: a request of this length would take several times as long."""
     assert within(5, lambda: is_idle(server_host.snapshot()))
-    assert len(server.state.flights) == server.state.places.taken == server_host.client.outstanding == 0
+    assert len(server.state.in_flight) == server.state.admission_queue.size == server_host.client.outstanding == 0
 
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
@@ -127,7 +127,7 @@ def test_whoever_goes_behind_a_further_request_is_noticed(server: Served, server
         assert within(60, lambda: server_host.snapshot().running == 1)
         client.sendall(b"GET /health HTTP/1.1\r\n")
         assert within(60, lambda: any(one.flow.read_paused for one in tuple(server.front.server_state.connections)))
-    assert within(15, lambda: not server.state.flights)
+    assert within(15, lambda: not server.state.in_flight)
     assert_all_is_given_back(server, server_host)
 
 
@@ -139,7 +139,7 @@ def test_long_bodies_of_clients_that_went_keep_nobody_waiting(server: Served) ->
             time.sleep(0.02)
     short = httpx.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=30)
     assert short.status_code == 200
-    assert within(60, lambda: server.state.bodies.held == 0)
+    assert within(60, lambda: server.state.bodies.reserved == 0)
 
 
 # --- clients that do not read -------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_whoever_does_not_read_is_taken_for_gone(
     monkeypatch.setattr("twostep.server.http.connections.STALLED_S", 0.5)
     with server_host.front(small_sends=True) as front, unread(front) as client:
         assert within(60, lambda: is_stalled(front))
-        assert within(15, lambda: not front.state.flights)
+        assert within(15, lambda: not front.state.in_flight)
         assert_all_is_given_back(front, server_host)
         assert not rest(client).endswith(b"\r\n0\r\n\r\n"), "the reply came to an end"
     assert caplog.records == []
@@ -176,9 +176,9 @@ def test_a_deadline_holds_for_whoever_does_not_read(server_host: Host, caplog: p
     """The place is free before the client is told, which it may never hear."""
     with server_host.front(small_sends=True) as front, unread(front):
         assert within(60, lambda: is_stalled(front))
-        [flight] = front.state.flights._flights
+        [flight] = front.state.in_flight._requests
         server_host.loop.call_soon_threadsafe(flight.limit, 0.1)  # which has passed
-        assert within(10, lambda: not front.state.places.taken)
+        assert within(10, lambda: not front.state.admission_queue.size)
         assert_all_is_given_back(front, server_host)
         assert within(15, lambda: not front.front.server_state.connections)
     assert caplog.records == []

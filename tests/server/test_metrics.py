@@ -1,4 +1,4 @@
-"""Metrics count what happened and nothing else (CASES 14, 34, 35); the ledger and the log of requests."""
+"""Metrics count what happened and nothing else (CASES 14, 34, 35); finished requests and the request log."""
 
 import json
 import re
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from support.bills import output, reply
+from support.breakdowns import output, reply
 from support.engines import engine, failing, mixed_requests, prompt, run, submit
 from support.http_server import NAME, Host, Served
 
@@ -27,14 +27,11 @@ from twostep.engine.process.host import EngineHost
 from twostep.engine.process.messages import Snapshot
 from twostep.engine.step import cores
 from twostep.engine.timing.histogram import Histogram
-from twostep.openai_api.errors import ApiError
-from twostep.server.observe.breakdown import bill
-from twostep.server.observe.exposition import Family, exposition
-from twostep.server.observe.finished import LEFT, Ledger, Reply
-from twostep.server.observe.log_lines import LogLines
-from twostep.server.observe.metrics import Metrics, Own
-from twostep.server.observe.refusals_log import RefusalsLog
-from twostep.server.observe.requests_log import LONG, RequestsLog, log_entry
+from twostep.openai_api.api_error import ApiError
+from twostep.server.observe.finished_requests import LEFT, FinishedRequests, Reply
+from twostep.server.observe.latency_breakdown import latency_breakdown
+from twostep.server.observe.prometheus_metrics import Family, Metrics, ServerStatus, exposition
+from twostep.server.observe.request_logs import LONG, LogLines, RefusalsLog, RequestsLog, log_entry
 
 S = 1_000_000_000
 SAMPLING = SamplingParams(max_tokens=2, temperature=0)
@@ -74,7 +71,7 @@ class Scrape:
 
 
 def scrape(metrics: Metrics, snapshot: Snapshot | None = None, model: str = "small") -> Scrape:
-    return Scrape(metrics.text(model, snapshot, Own(up=True)), model)
+    return Scrape(metrics.text(model, snapshot, ServerStatus(up=True)), model)
 
 
 def line(first_s: float, *token_s: float, arrival_s: float = 1.0, prefill_s: float = 0.5) -> Timeline:
@@ -90,7 +87,7 @@ def line(first_s: float, *token_s: float, arrival_s: float = 1.0, prefill_s: flo
 def heard(*replies: Reply) -> Scrape:
     metrics = Metrics()
     for one in replies:
-        metrics.heard(one)
+        metrics.add_reply(one)
     return scrape(metrics)
 
 
@@ -290,7 +287,7 @@ def test_names_are_those_of_vllm_where_they_mean_the_same() -> None:
 
 def test_before_the_engine_has_spoken_its_metrics_are_missing() -> None:
     metrics = Metrics()
-    told = Scrape(metrics.text("small", None, Own(up=False)), "small")
+    told = Scrape(metrics.text("small", None, ServerStatus(up=False)), "small")
     assert told("engine_up") == 0
     assert "twostep:num_requests_running" not in told.names()
 
@@ -302,8 +299,8 @@ def quiet() -> Snapshot:
 
 def test_every_metric_of_the_dashboard_exists() -> None:
     metrics = Metrics()
-    metrics.answered("/v1/completions", 429)
-    metrics.heard(at(1, output(line(2.0, 2.1))))
+    metrics.count_reply("/v1/completions", 429)
+    metrics.add_reply(at(1, output(line(2.0, 2.1))))
     told = scrape(metrics, quiet())
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
@@ -376,7 +373,7 @@ def test_refusals_are_rejected_not_failed(server_host: Host) -> None:
 def test_a_defect_is_counted_as_500(server_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     with server_host.front(log="off") as front:
         with monkeypatch.context() as patch:
-            patch.setattr(front.state.ledger, "get", lambda id_: 1 / 0)
+            patch.setattr(front.state.finished, "get", lambda id_: 1 / 0)
             assert httpx.get(f"{front.url}/v1/requests/any").status_code == 500
         assert metrics_of(front)("http_requests_total", path="other", status="500") == 1
 
@@ -392,8 +389,8 @@ def test_a_client_that_left_is_counted_and_billed(server_host: Host, capfd: pyte
         assert told("e2e_request_latency_seconds_count") == 0
         [entry] = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
         assert (entry["status"], entry["finish_reasons"]) == (LEFT, ["abort"])
-        bill = httpx.get(f"{front.url}/v1/requests/{entry['id']}").json()
-        [choice] = bill["choices"]
+        breakdown = httpx.get(f"{front.url}/v1/requests/{entry['id']}").json()
+        [choice] = breakdown["choices"]
         assert sum(line["ns"] for line in choice["lines"]) == choice["total"]["ns"]
 
 
@@ -404,53 +401,53 @@ def wait_for(look: Callable[[], Scrape], there: Callable[[Scrape], bool]) -> Scr
     raise AssertionError("it never came")
 
 
-# --- the ledger ---------------------------------------------------------------------------------------------------
+# --- finished requests -----------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_keeps_so_many_and_so_long() -> None:
+def test_finished_requests_are_kept_so_many_and_so_long() -> None:
     now = 0
-    ledger = Ledger(keep=3, keep_s=10, now_ns=lambda: now)
+    finished = FinishedRequests(keep=3, keep_s=10, now_ns=lambda: now)
     for i in range(5):
-        ledger.finished(reply(id=str(i), sent_ns=i * S))
-    assert [ledger.get(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
+        finished.add(reply(id=str(i), sent_ns=i * S))
+    assert [finished.get(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
     now = int(13.5 * S)
-    assert [ledger.get(str(i)) is not None for i in range(5)] == [False, False, False, False, True]
-    assert len(ledger) == 1
+    assert [finished.get(str(i)) is not None for i in range(5)] == [False, False, False, False, True]
+    assert len(finished) == 1
 
 
 def test_a_reply_is_told_of_once_when_all_its_outputs_are_here() -> None:
     told: list[Reply] = []
-    ledger = Ledger(tell=[told.append], now_ns=lambda: 0)
-    ledger.finished(reply(output(line(2.0), id="a-0"), id="a", status=LEFT, awaited=("a-1", "a-2")))
-    ledger.late(output(line(2.0), id="a-1"))
-    ledger.late(output(line(2.0), id="unknown"))
+    finished = FinishedRequests(on_complete=[told.append], now_ns=lambda: 0)
+    finished.add(reply(output(line(2.0), id="a-0"), id="a", status=LEFT, awaited=("a-1", "a-2")))
+    finished.add_late_output(output(line(2.0), id="a-1"))
+    finished.add_late_output(output(line(2.0), id="unknown"))
     assert told == []
-    ledger.late(output(line(2.0), id="a-2"))
+    finished.add_late_output(output(line(2.0), id="a-2"))
     assert [[one.id for one in entry.outputs] for entry in told] == [["a-0", "a-1", "a-2"]]
-    assert ledger.get("a") == told[0]
+    assert finished.get("a") == told[0]
 
 
 def test_an_output_may_come_before_the_end_of_its_reply() -> None:
     told: list[Reply] = []
-    ledger = Ledger(tell=[told.append], now_ns=lambda: 0)
+    finished = FinishedRequests(on_complete=[told.append], now_ns=lambda: 0)
     for i in range(300):
-        ledger.late(output(line(2.0), id=f"b-{i}"))
-    ledger.late(output(line(2.0), id="a-1"))
-    ledger.finished(reply(id="a", status=LEFT, awaited=("a-0", "a-1")))
-    assert (told, len(ledger._early)) == ([], 99)
-    ledger.late(output(line(2.0), id="a-0"))
+        finished.add_late_output(output(line(2.0), id=f"b-{i}"))
+    finished.add_late_output(output(line(2.0), id="a-1"))
+    finished.add(reply(id="a", status=LEFT, awaited=("a-0", "a-1")))
+    assert (told, len(finished._early)) == ([], 99)
+    finished.add_late_output(output(line(2.0), id="a-0"))
     assert [[one.id for one in entry.outputs] for entry in told] == [["a-1", "a-0"]]
 
 
 def test_what_is_still_awaited_when_it_is_forgotten_is_told_of_as_it_is() -> None:
     told: list[Reply] = []
-    ledger = Ledger(keep=1, tell=[told.append], now_ns=lambda: 0)
-    ledger.finished(reply(id="a", awaited=("a-0",)))
-    ledger.finished(reply(id="b"))
+    finished = FinishedRequests(keep=1, on_complete=[told.append], now_ns=lambda: 0)
+    finished.add(reply(id="a", awaited=("a-0",)))
+    finished.add(reply(id="b"))
     assert [entry.id for entry in told] == ["b", "a"]
-    ledger.late(output(line(2.0), id="a-0"))
+    finished.add_late_output(output(line(2.0), id="a-0"))
     assert len(told) == 2
-    assert ledger._owner == {}
+    assert finished._owner == {}
 
 
 # --- the log ------------------------------------------------------------------------------------------------------
@@ -491,7 +488,7 @@ def test_the_line_is_of_the_choice_that_ended_last() -> None:
     """As the breakdown's verdict is; the others' are not made for it."""
     outputs = [output(line(2.0, 2.1, end), id=f"a-{number}") for number, end in enumerate((2.4, 2.9, 2.5))]
     several = at(0.9, *outputs)
-    whole, entry = bill(several), log_entry(several)
+    whole, entry = latency_breakdown(several), log_entry(several)
     last = whole["choices"][1]
     assert (whole["verdict"]["prompt"], whole["verdict"]["limit"]) == (1, entry["limit"])
     assert entry["e2e_ms"] == round(last["e2e"]["ns"] / 1e6, 3)
@@ -504,7 +501,7 @@ def test_the_line_for_people() -> None:
     log.write(at(0.9, output(line(2.0, 2.1, 2.4))))
     log.write(reply(status=500))
     first, second = stream.getvalue().splitlines()
-    assert first.endswith("cmpl-1: 4 (0 cached) + 3 tokens, TTFT 1100 ms, 1500 ms in all, held by queue")
+    assert first.endswith("cmpl-1: 4 (0 cached) + 3 tokens, TTFT 1100 ms, 1500 ms in all, limited by queue")
     assert " 500 /v1/completions cmpl-1: 0 (0 cached) + 0 tokens, TTFT -" in second
 
 
@@ -615,7 +612,7 @@ def entries(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def test_what_the_ledger_has_is_logged_once(server_host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_request_is_logged_once(server_host: Host, capfd: pytest.CaptureFixture[str]) -> None:
     """Cut by its own limit, before anything was sent."""
     with server_host.front(log="json") as front:
         assert ask(front, max_tokens=4000, timeout_s=0.2).status_code == 504

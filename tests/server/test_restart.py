@@ -21,7 +21,7 @@ from twostep.engine.process.client import EngineClient, _how_it_ended
 from twostep.engine.process.messages import Ready
 from twostep.errors import EngineDiedError, MemoryPlanError, TwostepError
 from twostep.recording.reader import Recording
-from twostep.server.observe.pulse import Pulse
+from twostep.server.observe.progress_watch import ProgressWatch
 from twostep.server.supervisor import MOST_DEATHS, WINDOW_S, Supervisor
 
 # --- the supervisor, with engines that are made up ----------------------------------------------------------------
@@ -41,7 +41,7 @@ class FakeEngine:
         self.stopped = True
 
 
-class FakePulse(Pulse):
+class FakePulse(ProgressWatch):
     async def run(self, client: EngineClient) -> None:
         await asyncio.sleep(3600)
 
@@ -51,7 +51,7 @@ class FakeOwner:
 
     def __init__(self, lives_s: list[float]) -> None:
         self.draining = False
-        self.pulse: Pulse = FakePulse()
+        self.progress: ProgressWatch = FakePulse()
         self.said: list[str] = []
         self.now_s = 0.0
         self.starts: list[int] = []

@@ -88,7 +88,7 @@ class Host:
             if loaded:
                 state.loaded(self.client, self.ready)
             serving = asyncio.run_coroutine_threadsafe(front.serve(sockets=listeners.sockets), self.loop)
-            pulse = asyncio.run_coroutine_threadsafe(state.pulse.run(self.client), self.loop)
+            pulse = asyncio.run_coroutine_threadsafe(state.progress.run(self.client), self.loop)
             try:
                 yield Served(state, listeners.urls[0], front)
             finally:

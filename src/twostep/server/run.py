@@ -21,10 +21,10 @@ from twostep.engine.process.client import EngineClient
 from twostep.engine.process.messages import Ready
 from twostep.errors import TwostepError
 from twostep.model.loaded import open_model
-from twostep.openai_api.errors import ApiError
+from twostep.openai_api.api_error import ApiError
 from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
-from twostep.server.http.connections import LOOK_S, Connection
+from twostep.server.http.connections import CHECK_S, Connection
 from twostep.server.http.listening import Listeners, listen
 from twostep.server.state import ServerState
 from twostep.server.supervisor import Supervisor
@@ -159,9 +159,9 @@ class Front(uvicorn.Server):
 
     async def _look_after_connections(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             for connection in self._connections():
-                connection.look()
+                connection.check()
 
     def _connections(self) -> list[Connection]:
         return [one for one in self.server_state.connections if isinstance(one, Connection)]
@@ -183,12 +183,12 @@ class Front(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _let_finish(self) -> None:
-        flights, loop = self._state.flights, asyncio.get_running_loop()
-        if flights:
-            wait = f"{len(flights)} under way may finish, for {self._state.config.drain_s:g} s at most"
+        in_flight, loop = self._state.in_flight, asyncio.get_running_loop()
+        if in_flight:
+            wait = f"{len(in_flight)} under way may finish, for {self._state.config.drain_s:g} s at most"
             print(f"twostep: ending; {wait}; once more ends it at once", file=sys.stderr, flush=True)
         deadline_s = loop.time() + self._state.config.drain_s
-        while flights and loop.time() < deadline_s:
+        while in_flight and loop.time() < deadline_s:
             await asyncio.sleep(0.05)
-        flights.cut_all(ApiError("the server is shutting down", status=503, code="shutting_down"))
+        in_flight.cancel_all(ApiError("the server is shutting down", status=503, code="shutting_down"))
         self.should_exit = True

@@ -10,21 +10,18 @@ from time import time
 from twostep.engine.process.client import EngineClient
 from twostep.engine.process.messages import Ready
 from twostep.model.loaded import LoadedModel
-from twostep.openai_api.errors import ApiError
-from twostep.openai_api.room import Room
-from twostep.server.api.forms import FormCheck
+from twostep.openai_api.api_error import ApiError
+from twostep.openai_api.prompt_tokens import PromptBounds
+from twostep.server.api.structured_output_check import StructuredOutputCheck
 from twostep.server.config import ServerConfig
-from twostep.server.http.admission_queue import Places
-from twostep.server.http.bodies import Bodies
-from twostep.server.http.in_flight import Flights
-from twostep.server.http.slices import Slices
-from twostep.server.observe.finished import Ledger
-from twostep.server.observe.log_lines import LogLines, clock
-from twostep.server.observe.metrics import Metrics
-from twostep.server.observe.pulse import Pulse
-from twostep.server.observe.refusals_log import RefusalsLog
-from twostep.server.observe.requests_log import RequestsLog
-from twostep.server.observe.traffic import TrafficRecorder
+from twostep.server.http.in_flight import AdmissionQueue, InFlightRequests
+from twostep.server.http.replies import Slices
+from twostep.server.http.request_body import Bodies
+from twostep.server.observe.finished_requests import FinishedRequests
+from twostep.server.observe.progress_watch import ProgressWatch
+from twostep.server.observe.prometheus_metrics import Metrics
+from twostep.server.observe.request_logs import LogLines, RefusalsLog, RequestsLog, clock
+from twostep.server.observe.traffic_recorder import TrafficRecorder
 from twostep.server.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -44,7 +41,7 @@ class ServerState:
     loopback: bool = True
     """Only this machine reaches the server."""
     metrics: Metrics = field(default_factory=Metrics)
-    ledger: Ledger = field(init=False)
+    finished: FinishedRequests = field(init=False)
     traffic: TrafficRecorder | None = field(init=False)
     requests_log: RequestsLog | None = field(init=False)
     refusals: RefusalsLog | None = field(init=False)
@@ -56,14 +53,13 @@ class ServerState:
     """Starts the engine again if it dies; None: nothing does."""
     dropped_lines: Callable[[], int] = lambda: 0
     """How many lines of the log were dropped, as nobody read them."""
-    room: Room = field(default_factory=lambda: Room(0, 0))
-    """For prompts."""
+    prompt_bounds: PromptBounds = field(default_factory=lambda: PromptBounds(0, 0))
     draining: bool = False
     """No new requests are taken on: the server is about to end."""
-    places: Places = field(default_factory=lambda: Places(0))
-    flights: Flights = field(default_factory=Flights)
-    pulse: Pulse = field(default_factory=Pulse)
-    forms: FormCheck = field(default_factory=FormCheck)
+    admission_queue: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(0))
+    in_flight: InFlightRequests = field(default_factory=InFlightRequests)
+    progress: ProgressWatch = field(default_factory=ProgressWatch)
+    structured_outputs: StructuredOutputCheck = field(default_factory=StructuredOutputCheck)
     slices: Slices = field(default_factory=Slices)
     """For replies that can be large."""
     started_s: int = field(default_factory=lambda: int(time()))
@@ -81,18 +77,18 @@ class ServerState:
         self.refusals = None if lines is None else RefusalsLog(lines)
         file = self.config.record_workload
         self.traffic = None if file is None else TrafficRecorder(Path(file), self.names[0])
-        records = [] if self.traffic is None else [self.traffic.heard]
-        self.ledger = Ledger(tell=[self.metrics.heard, *logs, *records])
+        records = [] if self.traffic is None else [self.traffic.add_reply]
+        self.finished = FinishedRequests(on_complete=[self.metrics.add_reply, *logs, *records])
 
     def loaded(self, client: EngineClient, ready: Ready) -> None:
         """Requests can be taken on from now."""
         first = self.client is None
-        self.client, self.ready, self.pulse = client, ready, Pulse()
-        client.unawaited = self.ledger.late
+        self.client, self.ready, self.progress = client, ready, ProgressWatch()
+        client.unawaited = self.finished.add_late_output
         client.ping()  # so that there are metrics before the first request
-        if first:  # requests of an engine that died may still hold places
-            self.places = Places(ready.settings.seats + self.config.max_queue)
-        self.room = Room.of(ready.longest, self.model.tokenizer)
+        if first:  # requests of an engine that died may still be in the queue
+            self.admission_queue = AdmissionQueue(ready.settings.seats + self.config.max_queue)
+        self.prompt_bounds = PromptBounds.of(ready.longest, self.model.tokenizer)
 
     def close(self) -> None:
         """Nothing is served any more."""

@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 from twostep.engine.process.client import EngineClient
 from twostep.engine.process.messages import Ready
 from twostep.errors import EngineDiedError, TwostepError
-from twostep.server.observe.pulse import Pulse
+from twostep.server.observe.progress_watch import ProgressWatch
 
 MOST_DEATHS = 3
 WINDOW_S = 60.0
@@ -24,7 +24,7 @@ class Owner(Protocol):
 
     draining: bool
     """A dead engine is not replaced: the server is about to end."""
-    pulse: Pulse
+    progress: ProgressWatch
 
     def loaded(self, client: EngineClient, ready: Ready) -> None:
         """This engine accepts requests from now on."""
@@ -75,11 +75,11 @@ class Supervisor:
     async def _death(self) -> EngineDiedError:
         """Asks the engine for signs of life until it dies."""
         assert self.client is not None
-        pulse = asyncio.create_task(self._owner.pulse.run(self.client))
+        watch = asyncio.create_task(self._owner.progress.run(self.client))
         try:
             return await self.client.dead()
         finally:
-            pulse.cancel()
+            watch.cancel()
 
     async def _restart(self) -> None:
         """A start that fails counts as a death."""

@@ -7,7 +7,7 @@ import socket
 from collections.abc import MutableMapping
 from typing import Self
 
-from twostep.server.api.health import problem
+from twostep.server.api.server_info import problem
 from twostep.server.state import ServerState
 
 log = logging.getLogger(__name__)
