@@ -143,6 +143,7 @@ def test_it_says_at_the_start_how_memory_is_divided_and_what_is_set(
         (["--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
         (["--kv-memory", "100TiB"], "the KV cache does not fit: "),
         (["--kv-memory", "1KiB"], "the KV cache does not hold "),
+        (["--out", "-"], "--out is -; answers go into a file"),
     ],
 )
 @pytest.mark.usefixtures("default_model_path")

@@ -186,6 +186,8 @@ def test_a_port_in_use() -> None:
         ([str(STORIES), "--port", "0"], f"{STORIES}: key 'tokenizer.ggml.model' is 'llama'; supported: 'gpt2' "),
         ([*SMALL, "--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
         ([*SMALL, "--kv-memory", "1KiB"], "the KV cache does not hold "),
+        ([*SMALL, "--record", "/no/such/file"], "No such file or directory: /no/such/file"),
+        ([*SMALL, "--record-workload", "/no/such"], "record_workload: /no/such: No such file or directory"),
         (["--port", "x"], "--port is 'x'; it has to be an integer"),
         (["--itl-budget", "10", "--chunking", "none"], "itl_budget and chunking (--itl-budget, --chunking) both say"),
     ],

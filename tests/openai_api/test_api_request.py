@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from twostep.errors import ContextLengthError
+from twostep.errors import ContextLengthError, TwostepError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.openai_api.api_error import ApiError, refusal
 from twostep.openai_api.api_request import ApiRequest, read_request
@@ -117,6 +117,35 @@ def test_results_and_answers_may_be_empty(model: LoadedModel, content: object) -
     ):
         empty = chat(model, messages=[*HELLO, said, *HELLO])
         assert empty.prompts == chat(model, messages=[*HELLO, {**said, "content": ""}, *HELLO]).prompts
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"content": None, "refusal": "I will not."},
+        {"refusal": "I will not."},
+        {"content": [{"type": "refusal", "refusal": "I will not."}]},
+        {"content": "I will not.", "refusal": None, "audio": None, "function_call": None},
+    ],
+)
+def test_a_refusal_is_what_the_assistant_said(model: LoadedModel, said: dict[str, Any]) -> None:
+    prompts = chat(model, messages=[*HELLO, {"role": "assistant", **said}, *HELLO]).prompts
+    plain = {"role": "assistant", "content": "I will not."}
+    assert prompts == chat(model, messages=[*HELLO, plain, *HELLO]).prompts
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"function_call": {"name": "f", "arguments": "{}"}}, r"messages\[1\] has function_call.*use tool_calls"),
+        ({"audio": {"id": "audio_1"}}, r"messages\[1\] has audio.*only text"),
+        ({"content": "Well.", "refusal": "No."}, r"messages\[1\] has content and a refusal"),
+        ({"refusal": ["No."]}, r"messages\[1\].refusal is"),
+    ],
+)
+def test_what_no_prompt_would_have_is_refused(model: LoadedModel, said: dict[str, Any], problem: str) -> None:
+    with pytest.raises(TwostepError, match=problem):
+        chat(model, messages=[*HELLO, {"role": "assistant", "content": None, **said}, *HELLO])
 
 
 def test_prompts_as_text_tokens_and_several(model: LoadedModel) -> None:

@@ -207,6 +207,14 @@ def test_a_template_without_tools_says_them_in_the_system_message(smollm: Loaded
     assert prompt_text(smollm, chat(smollm, tools=[WEATHER])).count("<|im_start|>system") == 1
 
 
+def test_tools_are_said_in_the_message_of_a_developer_too(smollm: LoadedModel) -> None:
+    """Many templates allow one system message, which the developer's becomes."""
+    developer = [{"role": "developer", "content": "Be brief."}, *HELLO]
+    text = prompt_text(smollm, chat(smollm, tools=[WEATHER], messages=developer))
+    assert text.startswith("<|im_start|>system\nBe brief.\n\nYou can call")
+    assert text.count("<|im_start|>system") == 1
+
+
 def test_no_tools_are_said_where_none_may_be_called(smollm: LoadedModel) -> None:
     quiet = chat(smollm, tools=[WEATHER], tool_choice="none")
     assert quiet == chat(smollm) == chat(smollm, tools=[])
@@ -242,6 +250,19 @@ def test_calls_and_results_are_text_where_the_template_knows_no_tools(smollm: Lo
     call = call_text("get_weather", '{"city": "Paris"}')
     assert f"<|im_start|>assistant\n{call}<|im_end|>" in text
     assert "<|im_start|>user\n<tool_response>\n22 degrees\n</tool_response><|im_end|>" in text
+
+
+@pytest.mark.models
+def test_no_answer_continues_after_calls_that_the_template_writes(
+    smollm: LoadedModel, model_path: Callable[[str], Path]
+) -> None:
+    """A prompt that ends with the content would lack the calls. Where they are text, they are content."""
+    messages = [CONVERSATION[0], {**CONVERSATION[1], "content": "Let me see."}]
+    with pytest.raises(ApiError, match="calls of the last message"):
+        chat(open_model(model_path("qwen2.5-coder-0.5b")), messages=messages, continue_final_message=True)
+    text = prompt_text(smollm, chat(smollm, messages=messages, continue_final_message=True))
+    call = call_text("get_weather", '{"city": "Paris"}')
+    assert text.endswith(f"Let me see.\n{call}")
 
 
 @pytest.fixture

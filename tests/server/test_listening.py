@@ -74,6 +74,32 @@ def test_the_same_twice_is_once() -> None:
         assert len({one.getsockname()[1] for one in listeners.sockets}) == 1
 
 
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("127.0.0.1", "localhost", "0.0.0.0"),
+        pytest.param(("::1", "::"), marks=needs_ipv6),
+        pytest.param(("::", "::1", "127.0.0.1", "0.0.0.0"), marks=needs_ipv6),
+    ],
+)
+def test_all_addresses_include_each(hosts: tuple[str, ...]) -> None:
+    """Listening on one and on all would be "Address already in use", by ourselves."""
+    with listening(*hosts) as listeners:
+        bound = {one.getsockname()[0] for one in listeners.sockets}
+        assert bound & {"0.0.0.0", "::"} == {*hosts} & {"0.0.0.0", "::"}
+        assert len({one.family for one in listeners.sockets}) == len(listeners.sockets)
+        assert_urls_answer(listeners)
+        assert not listeners.loopback
+
+
+@needs_ipv6
+def test_an_ipv4_address_in_the_form_of_ipv6_is_one() -> None:
+    with listening("::ffff:127.0.0.1") as listeners:
+        assert listeners.urls == (f"http://127.0.0.1:{listeners.port}",)
+        assert listeners.loopback
+
+
 def test_a_token_does_not_wait_for_the_one_before() -> None:
     """Nagle's algorithm is off on each socket."""
     with listening("127.0.0.1", "127.0.0.2") as listeners:

@@ -503,6 +503,7 @@ def test_the_line_for_people() -> None:
     first, second = stream.getvalue().splitlines()
     assert first.endswith("cmpl-1: 4 (0 cached) + 3 tokens, TTFT 1100 ms, 1500 ms in all, limited by queue")
     assert " 500 /v1/completions cmpl-1: 0 (0 cached) + 0 tokens, TTFT -" in second
+    assert second.endswith(" ms in all")
 
 
 def test_a_line_tells_when_it_ended_and_when_it_came() -> None:

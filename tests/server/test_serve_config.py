@@ -172,8 +172,12 @@ def test_both_names_in_one_place_are_refused() -> None:
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
-def test_an_itl_budget_is_a_time(budget: str) -> None:
-    assert refusal({"itl_budget": budget}) == f"--itl-budget is {float(budget)}; it has to be milliseconds above 0"
+def test_an_itl_budget_is_a_time(budget: str, toml: Path) -> None:
+    """The error has the name of the setting, wherever it was set."""
+    toml.write_text(f"itl_budget = {budget}\n")
+    for flags, who in (({"itl_budget": budget}, "--itl-budget"), ({"config": str(toml)}, str(toml))):
+        problem = f"itl_budget is {float(budget)}; it has to be milliseconds above 0 (set: itl_budget by {who})"
+        assert refusal(flags) == problem
 
 
 @pytest.mark.parametrize("flags", [["a,b"], ["a", "b"], ["a, b"]])

@@ -118,10 +118,15 @@ def _load(options: argparse.Namespace, settings: Mapping[str, Any]) -> "Engine":
 
 
 def _check_options(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
+    from twostep.input_file import STANDARD_INPUT
+
     for name in SAID_BY_BODIES:
         if getattr(options, name) != defaults(name):
             shown = "PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}"
             raise InvalidParameterError(f"{shown} has no meaning with --file: its lines say what they ask for")
     if options.executor != "native" or options.stats:
         raise InvalidParameterError("--executor and --stats are for a single prompt, not for --file")
+    if str(options.out) == STANDARD_INPUT:  # a file of that name would surprise everybody
+        problem = "--out is -; answers go into a file, from which an interrupted run continues: give its name"
+        raise InvalidParameterError(problem)
     check_threads(options.threads)

@@ -100,6 +100,9 @@ def _unfinished(messages: list[dict[str, Any]], render: Callable[..., RenderedPr
     if not last["content"]:
         problem = "continue_final_message is true, but the last message has no content to continue"
         raise ApiError(problem, param="messages")
+    if last.get("tool_calls"):
+        problem = "continue_final_message is true, but the last message ends with tool calls, which cannot be continued"
+        raise ApiError(problem, param="continue_final_message")
     mark = secrets.token_hex(16)
     marked = [*before, {**last, "content": last["content"] + mark}]
     prompt = render(marked, add_generation_prompt=False).before(mark)

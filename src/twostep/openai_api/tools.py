@@ -221,7 +221,7 @@ def with_tools_in_system_message(messages: Sequence[dict[str, Any]], tools: Tool
     """The conversation for a template without tool support: the tools are described in the system message."""
     description = _description(tools)
     first = messages[0]
-    if first["role"] == "system":
+    if first["role"] in ("system", "developer"):  # many templates allow only one of them
         return [{**first, "content": "\n\n".join(filter(None, [first["content"], description]))}, *messages[1:]]
     return [{"role": "system", "content": description}, *messages]
 

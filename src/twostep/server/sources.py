@@ -125,6 +125,7 @@ def _without_aliases(layer: Layer) -> Layer:
         problem = f"itl_budget and chunking ({budget.by}, {other.by}) both say how prompts are cut; give one"
         raise InvalidParameterError(problem, "itl_budget")
     if not 0.001 <= budget.value < inf:
-        raise InvalidParameterError(f"{budget.by} is {budget.value}; it has to be milliseconds above 0", "itl_budget")
+        problem = f"itl_budget is {budget.value}; it has to be milliseconds above 0 (set: itl_budget by {budget.by})"
+        raise InvalidParameterError(problem, "itl_budget")
     milliseconds = f"{budget.value:.3f}".rstrip("0").rstrip(".")
     return layer | {"chunking": Given(f"time={milliseconds}", budget.by)}

@@ -118,7 +118,7 @@ def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) ->
     """Loads the model, says so, serves. What stops it is said before it ends."""
     engine = None
     try:
-        engine = Engine(open_model(path), config, serves=True)
+        engine = _engine(path, config)
         kernels = engine.kernels
         lines = tuple(engine.describe())
         wire.send(Ready(engine.settings, lines, kernels.isa, kernels.threads, engine.sizing.longest))
@@ -130,6 +130,16 @@ def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) ->
     finally:
         if engine is not None:
             _close(engine)
+
+
+def _engine(path: Path, config: EngineConfig) -> Engine:
+    """Raises `TwostepError`, also for files that cannot be read or written: an `OSError` here would be taken for one of
+    the socket, which says that the owner is gone."""
+    try:
+        return Engine(open_model(path), config, serves=True)
+    except OSError as error:
+        named = f": {error.filename}" if error.filename else ""
+        raise TwostepError(f"{error.strerror or error}{named}") from error
 
 
 def _close(engine: Engine) -> None:

@@ -30,10 +30,28 @@ def _message(message: object, name: str) -> dict[str, Any]:
         raise _lacking(name, "role")
     if message["role"] not in list(ROLES):
         raise refused(f"{name}.role", message["role"], f"one of {', '.join(ROLES)}")
+    message = _with_refusal(message, name)
     if message.get("content") is None and not _may_be_silent(message):
         raise _lacking(name, "content")
     content = message.get("content")
     return {**message, "content": "" if _is_empty(content, message) else _text(content, f"{name}.content")}
+
+
+def _with_refusal(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The message; a refusal, which clients send back as they got it, becomes its content. Templates do not know it.
+
+    Raises `InvalidParameterError` for other fields of OpenAI's that would not be in the prompt.
+    """
+    for key, instead in (("audio", "only text is supported"), ("function_call", "use tool_calls")):
+        if message.get(key):
+            raise InvalidParameterError(f"{name} has {key}, which is not supported; {instead}", parameter(name))
+    refusal = message.get("refusal")
+    if not isinstance(refusal, str | None):
+        raise refused(f"{name}.refusal", refusal, "a string or null")
+    if refusal and message.get("content"):
+        problem = f"{name} has content and a refusal; only one of the two can be in the prompt"
+        raise InvalidParameterError(problem, parameter(name))
+    return {**message, "content": refusal} if refusal else message
 
 
 def _is_empty(content: object, message: Mapping[str, Any]) -> bool:
@@ -57,8 +75,10 @@ def _text(content: object, name: str) -> str:
 
 
 def _part(part: object, name: str) -> str:
-    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
+    if isinstance(part, Mapping):
+        kind = part.get("type")
+        if kind in ("text", "refusal") and isinstance(part.get(kind), str):
+            return str(part[kind])
     problem = f"{name} has {shown(part)}; only parts of type 'text' are supported"
     raise InvalidParameterError(problem, parameter(name))
 

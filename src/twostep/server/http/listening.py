@@ -4,7 +4,7 @@ import errno
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -52,7 +52,8 @@ class Listeners:
 
 def listen(config: ServerConfig) -> Listeners:
     """Listens on every address of `config.hosts`. `::` accepts IPv4 too where the system supports it, unless an IPv4
-    address is among the hosts. Raises `AddressError`."""
+    address is among the hosts. `0.0.0.0` and `::` include the other addresses of their family. Raises `AddressError`.
+    """
     for tries_left in reversed(range(TRIES)):
         with ExitStack() as opened:
             try:
@@ -80,10 +81,13 @@ def _bound(config: ServerConfig) -> Iterator[socket.socket]:
     """Sockets in the order of the hosts, all on the first one's port. Raises `AddressError`."""
     port, hosts = config.port, {host: _addresses(host, config.port) for host in config.hosts}
     taken: set[tuple[Any, ...]] = set()
-    has_ipv4 = any(one.family == socket.AF_INET for addresses in hosts.values() for one in addresses)
+    every = [one for addresses in hosts.values() for one in addresses]
+    has_ipv4 = any(one.family == socket.AF_INET for one in every)
+    wildcards = {one.family: one for one in every if one.address[0] in ("0.0.0.0", "::")}
     for host, addresses in hosts.items():
         bound, problem = 0, OSError()
-        for family, (ip, _, *scope) in addresses:
+        for one in addresses:
+            family, (ip, _, *scope) = wildcards.get(one.family, one)
             if (ip, *scope) in taken:
                 bound += 1
                 continue
@@ -104,7 +108,7 @@ def _bound(config: ServerConfig) -> Iterator[socket.socket]:
 def _addresses(host: str, port: int) -> list[_BindAddress]:
     """The addresses of a host. Only names, and addresses that name a network interface, are resolved. Raises
     `AddressError`."""
-    host = host.strip("[]")
+    host = _as_ipv4(host.strip("[]"))
     if _is_address(host) and "%" not in host:
         ipv6 = ":" in host
         return [
@@ -147,6 +151,12 @@ def _reachable(listener: socket.socket) -> str:
 def is_loopback(name: str) -> bool:
     """Whether `name` is an address that only this machine can reach."""
     return _is_address(name) and ip_address(name).is_loopback
+
+
+def _as_ipv4(host: str) -> str:
+    """Converts an IPv4-mapped IPv6 address such as `::ffff:127.0.0.1` to IPv4; other hosts are unchanged."""
+    mapped = IPv6Address(host).ipv4_mapped if ":" in host and _is_address(host) else None
+    return str(mapped or host)
 
 
 def _is_address(name: str) -> bool:

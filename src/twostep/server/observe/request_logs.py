@@ -132,7 +132,8 @@ def _text(entry: dict[str, Any]) -> str:
     ttft = "-" if entry["ttft_ms"] is None else f"{entry['ttft_ms']:.0f} ms"
     answer = plural(entry["completion_tokens"], "token")
     tokens = f"{entry['prompt_tokens']} ({entry['cached_tokens']} cached) + {answer}"
-    times = f"TTFT {ttft}, {entry['total_ms']:.0f} ms in all, limited by {entry['limit']}"
+    limit = f", limited by {entry['limit']}" if entry["limit"] else ""  # unknown if the engine reported no times
+    times = f"TTFT {ttft}, {entry['total_ms']:.0f} ms in all{limit}"
     return f"{entry['time']} {entry['status']} {entry['endpoint']} {entry['id']}: {tokens}, {times}"
 
 
