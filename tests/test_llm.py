@@ -18,9 +18,8 @@ import pytest
 import twostep
 from twostep import LLM, SamplingParams
 from twostep.engine.asked import conversations_of, prompts_of
-from twostep.engine.collector import Delta
 from twostep.engine.interrupts import Undisturbed
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, RequestOutput
 from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
 from twostep.llm import BusyError
 from twostep.model.vocabulary import Vocabulary

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from twostep import LLM, SamplingParams
-from twostep.engine.collector import Delta
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, RequestOutput
 from twostep.engine.shared import Turns
 from twostep.errors import InvalidParameterError, TwostepError
 

@@ -9,10 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from twostep.engine.asked import Prompt, conversations_of, is_conversation, params_of, priorities_of, prompts_of
-from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.progress import RequestProgress
 from twostep.engine.shared import Call, SharedEngine

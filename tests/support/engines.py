@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.engine import build
-from twostep.engine.collector import Delta, Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import SamplingError
 from twostep.kernels.sampling import Sampled, Sampler, SampleRow

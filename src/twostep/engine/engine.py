@@ -11,9 +11,8 @@ from twostep.core.loop import Abort, EngineLoop
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
-from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.step.executor import KernelExecutor
 from twostep.engine.surroundings import EngineSurroundings, Submission
@@ -203,8 +202,8 @@ class Engine:
         """Whether the step that ended last gave the first token of an answer that streams."""
         return self._surroundings.collector.awaits_first
 
-    def come(self) -> list[Event]:
-        """What has come of steps that have ended, before the next one begins: text is made now, not beside it."""
+    def drain_events(self) -> list[Event]:
+        """Returns the events of finished steps before the next one begins: text is made now, not while it runs."""
         self._surroundings.catch_up()
         return self._take()
 

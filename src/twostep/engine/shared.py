@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from threading import Condition, Lock
 from time import sleep
 
-from twostep.engine.collector import Event
 from twostep.engine.engine import Engine
 from twostep.engine.interrupts import Undisturbed
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import TwostepError
 from twostep.processes import Owner

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostep.engine.collector import Delta
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, RequestOutput
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.json_text import encode, plain

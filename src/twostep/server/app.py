@@ -39,7 +39,7 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
             Exception: on_defect,
         },
     )
-    app.state.model_folder = state.model.path.parent
+    app.state.model_folders = [served.model.path.parent for served in state.models]
     app.router.redirect_slashes = False  # to an address that it makes of the Host header, which is the client's word
     return app
 

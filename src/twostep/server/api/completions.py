@@ -1,6 +1,6 @@
 """`/v1/chat/completions` and `/v1/completions`: a request's way from its body to its last byte."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,11 +10,9 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from twostep.engine.collector import Event
-from twostep.engine.outputs import RequestOutput
-from twostep.engine.process.client import EngineClient
-from twostep.engine.process.messages import Accepted, Submit
-from twostep.errors import TwostepError
+from twostep.engine.backend import Accepted, Submit
+from twostep.engine.outputs import Event, RequestOutput
+from twostep.errors import EngineDiedError, TwostepError
 from twostep.openai_api.chunks import Chunks
 from twostep.openai_api.requests import ApiRequest, read_request
 from twostep.openai_api.responses import ID_PREFIX, sliced_body
@@ -38,10 +36,10 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `TwostepError` if the request fails before anything was sent."""
         state = self._state
-        client, _ = state.engine()
+        state.check_accepting()
         with suppress(ClientGoneError):
             async with state.bodies.read(Request(scope, receive)) as body:
-                exchange = Exchange(state, client, scope, send)
+                exchange = Exchange(state, scope, send)
                 async with exchange.accounted():
                     await self._run(exchange, body, receive)
 
@@ -56,11 +54,15 @@ class Completions:
 class Exchange:
     """One request for tokens whose body is here."""
 
-    def __init__(self, state: ServerState, client: EngineClient, scope: Scope, send: Send) -> None:
-        self._state, self._client, self._scope, self._send = state, client, scope, send
+    def __init__(self, state: ServerState, scope: Scope, send: Send) -> None:
+        self._state, self._scope, self._send = state, scope, send
         self._path: str = scope["path"]
         self._received_ns = monotonic_ns()
         self._arrived_s, self._unique = time(), uuid4().hex
+        self._served = state.models[0]
+        """The one that the body names, once it is known."""
+        self._failed = False
+        """The part of the backend that served it failed: no output of it arrives any more."""
         self._form_ns: int | None = None
         self._submitted: _Submitted | None = None
 
@@ -72,9 +74,9 @@ class Exchange:
         place.widen(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
-        self._client, _ = self._state.living_engine()  # not always the one that lived when the request came
+        self._served.available()  # again: the body may have taken long
         self._submitted = _Submitted(request, [submit.id for submit in submits], self._sender(request), monotonic_ns())
-        async with self._submitted.sender.kept_alive(), aclosing(self._client.follow_all(submits)) as events:
+        async with self._submitted.sender.kept_alive(), aclosing(self._events(submits)) as events:
             async for event in events:
                 await self._submitted.heed(event)
         await self._submitted.sender.end(self._submitted.whole)
@@ -89,6 +91,7 @@ class Exchange:
             self._note(LEFT)
             raise
         except TwostepError as error:
+            self._failed = isinstance(error, EngineDiedError)
             told = api_error(named(error, self._submitted.request.form_field) if self._submitted else error)
             begun = self._submitted is not None and await self._submitted.sender.fail(told)
             self._note(told.status)
@@ -98,7 +101,9 @@ class Exchange:
     def _understand(self, body: bytearray) -> ApiRequest:
         """In a thread: a long prompt takes long to tokenise."""
         state = self._state
-        return read_request(self._path, parse(body), state.model, state.names, state.room)
+        fields = parse(body)
+        self._served = state.named(fields.get("model") if isinstance(fields, dict) else None)
+        return read_request(self._path, fields, self._served.model, state.names, self._served.room)
 
     async def _check_form(self, request: ApiRequest) -> None:
         """Of a new one this takes as long as many a prompt: the bill has a line for it."""
@@ -115,8 +120,11 @@ class Exchange:
             for number, prompt in enumerate(request.prompts)
         ]
 
+    def _events(self, submits: Sequence[Submit]) -> AsyncGenerator[Event | Accepted]:
+        return self._served.backend.submit(submits, on_late_output=self._state.ledger.late)
+
     def _sender(self, request: ApiRequest) -> Sender:
-        tokenizer, unique = self._state.model.tokenizer, self._unique
+        tokenizer, unique = self._served.model.tokenizer, self._unique
         created_s, received_ns = int(self._arrived_s), self._received_ns
         if request.stream:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
@@ -152,7 +160,7 @@ class Exchange:
             status=status,
             outputs=tuple(submitted.outputs.values()),
             prompt_ids=tuple(submitted.ids),
-            awaited=() if self._client.died else submitted.awaited,
+            awaited=() if self._failed else submitted.awaited,
             cache_salt=submitted.request.cache_salt,
             form_ns=self._form_ns,
         )

@@ -11,16 +11,15 @@ from twostep.server.state import ServerState
 
 def problem(state: ServerState) -> ApiError | None:
     """Why the process should be restarted; None if it should not, as while an engine loads the model, again or not."""
-    client = state.client
-    if client is None or (client.died and state.restarting):
-        return None
-    if client.died:
-        return ApiError(str(client.died), status=503, code="engine_died")
-    stalled_s = state.pulse.stalled_s(client)
-    if stalled_s <= state.config.stall_s:
-        return None
-    pending = f"{client.outstanding} requests are pending and no step has ended for {stalled_s:.0f} s"
-    return ApiError(pending, status=503, code="stalled")
+    for served in state.models:
+        backend = served.backend
+        if backend.phase == "failed":
+            return ApiError(str(backend.error), status=503, code="engine_died")
+        stalled_s = max((worker.stalled_s for worker in backend.workers()), default=0.0)
+        if stalled_s > state.config.stall_s:
+            pending = f"{backend.outstanding} requests are pending and no step has ended for {stalled_s:.0f} s"
+            return ApiError(pending, status=503, code="stalled")
+    return None
 
 
 class Health:
@@ -33,14 +32,15 @@ class Health:
         """Status 503 if the process should be restarted: the engine died for good, or is stuck with work pending."""
         if (found := problem(self._state)) is not None:
             return error_response(found)
-        client = self._state.client
-        if client is None:
-            return JsonReply({"status": "loading"})
-        if client.died:
-            return JsonReply({"status": "restarting"})
-        return JsonReply({"status": "ok", "pending": client.outstanding})
+        phases = [served.backend.phase if served.prepared else "loading" for served in self._state.models]
+        for phase in ("loading", "restarting"):
+            if phase in phases:
+                return JsonReply({"status": phase})
+        pending = sum(served.backend.outstanding for served in self._state.models)
+        return JsonReply({"status": "ok", "pending": pending})
 
     async def ready(self, request: Request) -> Response:
         """Status 503 while the model is loaded, while the server ends, and when the engine has died."""
-        self._state.engine()
+        for served in self._state.models:
+            self._state.check_accepting(served)
         return JsonReply({"status": "ready"})

@@ -30,17 +30,17 @@ class Models:
 
     async def config(self, request: Request) -> Response:
         """The effective settings, who set them, and the arithmetic behind them."""
-        _, ready = self._state.engine()
-        return JsonReply(effective(self._state.config, ready))
+        return JsonReply(effective(self._state.config, self._state.check_accepting(self._state.models[0])))
 
     def _model(self, name: str) -> dict[str, Any]:
-        _, ready = self._state.engine()
+        served = self._state.named(name)
+        capabilities = self._state.check_accepting(served)
         return {
             "id": name,
             "object": "model",
             "created": self._state.started_s,
             "owned_by": "twostep",
-            "root": self._state.model.path.name,
+            "root": served.model.path.name,
             "parent": None,
-            "max_model_len": ready.longest,
+            "max_model_len": capabilities.max_sequence_tokens,
         }

@@ -56,8 +56,10 @@ def error_response(error: ApiError) -> Response:
 async def on_twostep_error(request: Request, error: Exception) -> Response:
     """Errors about the model's file name it; where it lies is not for clients."""
     assert isinstance(error, TwostepError)
-    told, folder = api_error(error), str(request.app.state.model_folder)
-    message = str(told).replace(f"{folder}/", "")
+    told = api_error(error)
+    message = str(told)
+    for folder in request.app.state.model_folders:
+        message = message.replace(f"{folder}/", "")
     return error_response(ApiError(message, status=told.status, param=told.param, code=told.code))
 
 

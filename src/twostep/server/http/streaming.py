@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from starlette.types import Send
 
-from twostep.engine.collector import Delta, Event
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, Event, RequestOutput
 from twostep.openai_api.chunks import DONE, Chunks, error_event
 from twostep.openai_api.errors import ApiError
 from twostep.server.http.slices import Slices, send_json

@@ -14,8 +14,8 @@ from twostep.server.http.access import OPEN_PATHS
 from twostep.server.http.errors import IN_LEDGER, REFUSAL
 from twostep.server.http.slices import SlicedReply
 from twostep.server.observe.breakdown import bill
-from twostep.server.observe.exposition import CONTENT_TYPE
-from twostep.server.observe.metrics import Own
+from twostep.server.observe.exposition import CONTENT_TYPE, exposition
+from twostep.server.observe.metrics import dropped_lines, of_workers
 from twostep.server.state import ServerState
 
 OTHER = "other"
@@ -30,14 +30,13 @@ class Observations:
 
     async def metrics(self, request: Request) -> Response:
         """As of the engine's last message: its answer does not wait for a step."""
-        client = self._state.client
-        up = client is not None and client.died is None
-        snapshot = client.snapshot if client else None
-        supervisor = self._state.supervisor
-        restarts, dropped_lines = supervisor.restarts if supervisor else 0, self._state.dropped_lines()
-        own = Own(up=up, restarts=restarts, dropped_lines=dropped_lines)
-        text = self._state.metrics.text(self._state.names[0], snapshot, own)
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        state = self._state
+        first, *others = [
+            (served.names[0], [*served.metrics.of_replies(), *of_workers(served.backend.workers())])
+            for served in state.models
+        ]
+        first[1].extend([*state.http_replies.families(), dropped_lines(state.dropped_lines())])
+        return Response(exposition([first, *others]), headers={"content-type": CONTENT_TYPE})
 
     async def requests(self, request: Request) -> SlicedReply:
         """Raises `ApiError` if `limit` is out of range."""
@@ -61,7 +60,12 @@ class CountReplies:
 
     def __init__(self, app: ASGIApp, state: ServerState, paths: Collection[str]) -> None:
         """`paths` are told by name, all others together: they are what somebody wrote."""
-        self._app, self._metrics, self._refusals, self._paths = app, state.metrics, state.refusals, frozenset(paths)
+        self._app, self._replies, self._refusals, self._paths = (
+            app,
+            state.http_replies,
+            state.refusals,
+            frozenset(paths),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +78,7 @@ class CountReplies:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                self._metrics.answered(path, message["status"])
+                self._replies.count(path, message["status"])
                 self._log(scope, path, message["status"])
             await send(message)
 
@@ -82,7 +86,7 @@ class CountReplies:
             await self._app(scope, receive, counted)
         except Exception:
             if not begun:  # starlette answers with status 500, outside of all middleware
-                self._metrics.answered(path, 500)
+                self._replies.count(path, 500)
             raise
 
     def _log(self, scope: Scope, path: str, status: int) -> None:

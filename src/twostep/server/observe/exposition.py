@@ -25,16 +25,22 @@ class Family(NamedTuple):
     bounds: Sequence[float] = ()
 
 
-def exposition(families: Iterable[Family], labels: Labels) -> str:
-    """The text; `labels` go to every sample."""
-    return "".join(f"{line}\n" for family in families for line in _lines(family, labels))
+def exposition(models: Iterable[tuple[str, Iterable[Family]]]) -> str:
+    """The text: the families of each model by name, whose samples get its name as a label. What several models have
+    is one family."""
+    merged: dict[str, Family] = {}
+    for model, families in models:
+        for family in families:
+            samples = [({"model_name": model, **labels}, value) for labels, value in family.samples]
+            known = merged.get(family.name)
+            merged[family.name] = family._replace(samples=[*known.samples, *samples] if known else samples)
+    return "".join(f"{line}\n" for family in merged.values() for line in _lines(family))
 
 
-def _lines(family: Family, common: Labels) -> Iterator[str]:
+def _lines(family: Family) -> Iterator[str]:
     yield f"# HELP {family.name} {_escaped(family.about)}"
     yield f"# TYPE {family.name} {family.kind}"
-    for own, value in family.samples:
-        labels = {**common, **own}
+    for labels, value in family.samples:
         if isinstance(value, Counted):
             yield from _histogram(family, labels, value)
         else:

@@ -88,7 +88,7 @@ class Ledger:
         self._forget()
 
     def late(self, output: RequestOutput) -> None:
-        """The output of a prompt that nobody waits for any more (`EngineClient.unawaited`); it may come first."""
+        """The output of a prompt that nobody waits for any more (see `Backend.submit`); it may come first."""
         owner = self._owner.pop(output.id, None)
         if owner is None:
             self._early[output.id] = output

@@ -4,16 +4,19 @@ Steps, gaps between tokens and the engine's totals are up to date with its last 
 is counted when they end. An answer that failed or was left gives what it had, never a zero in its place.
 """
 
+import operator
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import Any
 
+from msgspec.structs import replace
+
+from twostep.engine.backend import Snapshot, Worker
 from twostep.engine.outputs import ChoiceOutput
-from twostep.engine.process.messages import Snapshot
 from twostep.engine.timing.histogram import Counted, Histogram
 from twostep.engine.timing.meter import KINDS, STEP_S, STEP_TOKENS
-from twostep.server.observe.exposition import Family, Labels, exposition
+from twostep.server.observe.exposition import Family, Labels
 from twostep.server.observe.finished import LEFT, Reply
 
 REQUEST_S = (
@@ -43,14 +46,28 @@ _SIZES = {
 }
 
 
-class Own(NamedTuple):
-    """How the server itself is."""
+class HttpReplies:
+    """Counts of replies over HTTP, whatever the model."""
 
-    up: bool
-    """The engine accepts requests."""
-    restarts: int = 0
-    dropped_lines: int = 0
-    """Of the log."""
+    def __init__(self) -> None:
+        self._replies: Counter[tuple[str, int]] = Counter()
+
+    def count(self, path: str, status: int) -> None:
+        """A request over HTTP got this status."""
+        self._replies[path, status] += 1
+
+    def families(self) -> Iterator[Family]:
+        by_status = [({"path": path, "status": str(status)}, n) for (path, status), n in self._replies.items()]
+        yield _counter("http_requests_total", "Requests over HTTP, by path and status.", *by_status)
+        yield _counter("requests_rejected_total", "Requests for tokens that were refused.", *self._rejected())
+
+    def _rejected(self) -> Iterator[tuple[Labels, int]]:
+        """By status: 429 the queue was full, 503 the server was not ready, 413 the body too long, ..."""
+        refused: Counter[int] = Counter()
+        for (path, status), count in self._replies.items():
+            if path in TOKEN_PATHS and (status == 503 or 400 <= status < 500):
+                refused[status] += count
+        yield from (({"status": str(status)}, count) for status, count in sorted(refused.items()))
 
 
 class Metrics:
@@ -60,14 +77,9 @@ class Metrics:
         self._times = {name: Histogram(REQUEST_S) for name in _TIMES}
         self._sizes = {name: Histogram(TOKENS) for name in _SIZES}
         self._finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
-        self._replies: Counter[tuple[str, int]] = Counter()
         self._prompt_tokens = self._cached_tokens = self._left = 0
 
     # --- what is counted ------------------------------------------------------------------------------------------
-
-    def answered(self, path: str, status: int) -> None:
-        """A request over HTTP got this status."""
-        self._replies[path, status] += 1
 
     def heard(self, reply: Reply) -> None:
         """A reply ended, and all its outputs are here."""
@@ -91,36 +103,17 @@ class Metrics:
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
-    def text(self, model: str, snapshot: Snapshot | None, own: Own) -> str:
-        """Prometheus' text. Before the engine's first message its metrics are missing, not zero. A dead engine runs
-        nothing."""
-        if snapshot is not None and not own.up:
-            snapshot = replace(snapshot, running=0, waiting=0, kv_blocks_free=snapshot.kv_blocks)
-        families = [*self._of_replies(), *_of_server(own), *(_of_engine(snapshot) if snapshot else ())]
-        return exposition(families, {"model_name": model})
-
-    def _of_replies(self) -> Iterator[Family]:
+    def of_replies(self) -> Iterator[Family]:
         for name, about in _TIMES.items():
             yield _histogram(f"{name}_seconds", about, self._times[name])
         for name, about in _SIZES.items():
             yield _histogram(name, about, self._sizes[name])
         by_reason = [({"finished_reason": reason}, count) for reason, count in self._finished.items()]
         yield _counter("request_success_total", "Answers that ended, by how.", *by_reason)
-        by_status = [({"path": path, "status": str(status)}, n) for (path, status), n in self._replies.items()]
-        yield _counter("http_requests_total", "Requests over HTTP, by path and status.", *by_status)
-        yield _counter("requests_rejected_total", "Requests for tokens that were refused.", *self._rejected())
         yield _counter("requests_aborted_total", "Requests whose client left.", ({}, self._left))
         yield _counter("prompt_tokens_total", "Tokens of prompts of requests that ended.", ({}, self._prompt_tokens))
         about = "Prompt tokens of requests that ended, whose KV was found in the prefix cache."
         yield _counter("prompt_tokens_cached_total", about, ({}, self._cached_tokens))
-
-    def _rejected(self) -> Iterator[tuple[Labels, int]]:
-        """By status: 429 the queue was full, 503 the server was not ready, 413 the body too long, ..."""
-        refused: Counter[int] = Counter()
-        for (path, status), count in self._replies.items():
-            if path in TOKEN_PATHS and (status == 503 or 400 <= status < 500):
-                refused[status] += count
-        yield from (({"status": str(status)}, count) for status, count in sorted(refused.items()))
 
 
 TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -149,11 +142,42 @@ def _ended_times(reply: Reply, choice: ChoiceOutput) -> dict[str, float | None]:
     }
 
 
-def _of_server(own: Own) -> Iterator[Family]:
-    yield _gauge("engine_up", "1 while the engine's process lives and has its model loaded.", int(own.up))
-    yield _counter("engine_restarts_total", "Engines started because one had died.", ({}, own.restarts))
+def of_workers(workers: Sequence[Worker]) -> Iterator[Family]:
+    """Of a backend, summed over its workers. Before their first message their metrics are missing, not zero."""
+    yield _gauge("engine_up", "1 while the engine's process lives and has its model loaded.", int(_all_up(workers)))
+    restarts = sum(worker.restarts for worker in workers)
+    yield _counter("engine_restarts_total", "Engines started because one had died.", ({}, restarts))
+    snapshots = [_now(worker.snapshot, up=worker.up) for worker in workers if worker.snapshot is not None]
+    if snapshots:
+        yield from _of_engine(reduce(_sum, snapshots))
+
+
+def _all_up(workers: Sequence[Worker]) -> bool:
+    return bool(workers) and all(worker.up for worker in workers)
+
+
+def _now(snapshot: Snapshot, *, up: bool) -> Snapshot:
+    """A worker that is down runs nothing."""
+    return snapshot if up else replace(snapshot, running=0, waiting=0, kv_blocks_free=snapshot.kv_blocks)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Of two values of the same form, field by field: snapshots, their histograms and totals."""
+    match one:
+        case int() | float():
+            return one + other
+        case Counted():
+            return Counted(tuple(map(operator.add, one.counts, other.counts)), one.total + other.total)
+        case dict():
+            return {key: _sum(one[key], other[key]) if key in one and key in other else one.get(key, other.get(key))
+                    for key in one.keys() | other.keys()}  # fmt: skip
+    names = one.__match_args__
+    return type(one)(*(_sum(getattr(one, name), getattr(other, name)) for name in names))
+
+
+def dropped_lines(count: int) -> Family:
     about = "Lines of the log that were dropped because nothing read them in time."
-    yield _counter("log_lines_dropped_total", about, ({}, own.dropped_lines))
+    return _counter("log_lines_dropped_total", about, ({}, count))
 
 
 def _of_engine(now: Snapshot) -> Iterator[Family]:
