@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from twostep.engine.backend import Backend, Snapshot
 from twostep.engine.config import EngineConfig
 from twostep.engine.process.local import LocalBackend
-from twostep.errors import EngineDiedError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.server.config import ServerConfig
 from twostep.server.http.listening import listen
@@ -77,20 +76,23 @@ class Host:
         loaded: bool = True,
         small_sends: bool = False,
         loopback: bool = True,
+        others: Sequence[ServedModel] = (),
         **settings: Any,
     ) -> Iterator[Served]:
         """A front with these of `ServerConfig`; not `loaded`: as while the model is being loaded. With `small_sends`
-        the system takes little of what clients do not read; not `loopback`: as if others reached it."""
+        the system takes little of what clients do not read; not `loopback`: as if others reached it. `others` are
+        served beside this host's model."""
         config = ServerConfig(**{"port": 0, "drain_s": 0, "log": "off", **settings})
-        served = ServedModel((NAME, "alias/of-it"), model or self.model, self.backend)
-        state = ServerState(config, [served], loopback=loopback)
+        served = [ServedModel((NAME, "alias/of-it"), model or self.model, self.backend), *others]
+        state = ServerState(config, served, loopback=loopback)
         with listen(config) as listeners:
             front = Front(state)
             if small_sends:
                 for listener in listeners.sockets:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             if loaded:
-                state.loaded(served)
+                for one in served:
+                    state.loaded(one)
             serving = asyncio.run_coroutine_threadsafe(front.serve(sockets=listeners.sockets), self.loop)
             try:
                 yield Served(state, listeners.urls[0], front)
@@ -115,32 +117,38 @@ class Turns:
 
 
 @contextmanager
-def hosted(model: LoadedModel, backend: Backend, loop: asyncio.AbstractEventLoop) -> Iterator[Host]:
-    """Runs a backend in this loop; stops it afterwards."""
-    ready = threading.Event()
-    running = asyncio.run_coroutine_threadsafe(backend.run(ready.set), loop)
-    running.add_done_callback(lambda _: ready.set())
-    assert ready.wait(60)
-    try:
-        yield Host(model, backend, loop)
-    finally:
-        if running.done() and not running.cancelled() and not isinstance(running.exception(), EngineDiedError):
-            running.result()
-        running.cancel()
-        asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(20)
+def hosted(model: LoadedModel, backend: Backend) -> Iterator[Host]:
+    """Runs a backend in an event loop of its own; stops it afterwards."""
+    with _loop() as loop:
+        ready = threading.Event()
+        running = asyncio.run_coroutine_threadsafe(backend.run(ready.set), loop)
+        running.add_done_callback(lambda _: ready.set())
+        try:
+            assert ready.wait(60)
+            if running.done():
+                running.result()
+            yield Host(model, backend, loop)
+        finally:
+            running.cancel()
+            asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(20)
 
 
 @contextmanager
 def host(path: Path, **settings: Any) -> Iterator[Host]:
     """An engine with these of `EngineConfig`."""
+    backend = LocalBackend.of(path, EngineConfig(**settings), lambda event, line: None)
+    with hosted(open_model(path), backend) as made:
+        yield made
+
+
+@contextmanager
+def _loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """In a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server")
     thread.start()
-    model = open_model(path)
     try:
-        backend = LocalBackend.of(path, EngineConfig(**settings), lambda event, line: None)
-        with hosted(model, backend, loop) as made:
-            yield made
+        yield loop
     finally:
         asyncio.run_coroutine_threadsafe(_wind_up(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)

@@ -128,7 +128,8 @@ class Backend(Protocol):
     def submit(
         self, requests: Sequence[Submit], on_late_output: Callable[[RequestOutput], None] = lambda output: None
     ) -> AsyncGenerator[Event | Accepted]:
-        """Submits requests when it is first iterated, and yields their events until each has its output.
+        """Submits requests when it is first iterated, and yields their events until each has its output. Ids are those
+        of no other request whose output has not arrived.
 
         Closing the generator earlier cancels the requests that have none; their outputs go to `on_late_output`. Raises
         `TwostepError` if one is refused, which cancels the others, and `EngineDiedError` if a part with one of them

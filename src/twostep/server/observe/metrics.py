@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from twostep.engine.backend import Snapshot, Worker
@@ -169,9 +170,9 @@ def _sum(one: Any, other: Any) -> Any:
         case Counted():
             return Counted(tuple(map(operator.add, one.counts, other.counts)), one.total + other.total)
         case dict():
-            return {key: _sum(one[key], other[key]) if key in one and key in other else one.get(key, other.get(key))
-                    for key in one.keys() | other.keys()}  # fmt: skip
-    names = one.__match_args__
+            both = one.keys() & other.keys()
+            return {**one, **other, **{key: _sum(one[key], other[key]) for key in both}}
+    names = one.__struct_fields__ if isinstance(one, Struct) else one.__dataclass_fields__
     return type(one)(*(_sum(getattr(one, name), getattr(other, name)) for name in names))
 
 
