@@ -8,7 +8,7 @@ import pytest
 from support.gguf_writer import write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
-from twostep.engine.outputs import ChoiceOutput, ChunkTime, Delta, Preemption, RequestOutput, Timeline
+from twostep.engine.outputs import ChoiceOutput, ChunkTime, Delta, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.text.text_stream import TextStream
@@ -28,7 +28,7 @@ TIMELINE = Timeline(
     first_scheduled_ns=5 * MS,
     chunks=(ChunkTime(5 * MS, 15 * MS, 2, step=0), ChunkTime(15 * MS, 25 * MS, 2, step=1)),
     token_ns=(25 * MS, 35 * MS, 65 * MS),
-    preemptions=(Preemption(40 * MS, 5),),
+    preemptions=(PreemptionTime(40 * MS, 5),),
     finish_ns=66 * MS,
 )
 

@@ -22,11 +22,11 @@ from support.http_server import NAME, Host, Served
 
 from twostep.engine.backend import Snapshot, Worker
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import ChunkTime, DecodeTime, Preemption, RequestOutput, Timeline
+from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.engine.process.host import EngineHost
 from twostep.engine.step import cores
-from twostep.engine.timing.histogram import Histogram
+from twostep.engine.timing.meter import Histogram
 from twostep.openai_api.errors import ApiError
 from twostep.server.observe.breakdown import bill
 from twostep.server.observe.exposition import Family, exposition
@@ -168,7 +168,7 @@ def test_choices_and_prompts_count_each() -> None:
 
 
 def test_preempted_time_is_of_those_that_were() -> None:
-    preempted = replace(line(2.0, 2.1), preemptions=(Preemption(int(2.05 * S), 3),), finish_ns=int(2.1 * S))
+    preempted = replace(line(2.0, 2.1), preemptions=(PreemptionTime(int(2.05 * S), 3),), finish_ns=int(2.1 * S))
     told = heard(at(1, output(preempted)), at(1, output(line(2.0)), id="b"))
     assert told("request_preempted_time_seconds_count") == 1
     assert told("request_preempted_time_seconds_sum") == pytest.approx(0.05)

@@ -63,7 +63,8 @@ def chat_path(model: str) -> dict[str, list[str]]:
         (folder / "sitecustomize.py").write_text(TRACER)
         variables = {**os.environ, "PYTHONPATH": name, "CHAT_PATH": name}
         command = [Path(sys.executable).parent / "twostep", "serve", model, "--port", "0", "--kv-memory", "128MiB"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=variables) as serving:
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, **pipes, text=True, env=variables) as serving:
             try:
                 return _ask(serving, folder)
             finally:

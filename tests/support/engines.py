@@ -154,7 +154,7 @@ def assert_no_residue(engine: Engine) -> None:
     A last turn, with nothing to serve, works through what the one before has noted.
     """
     assert engine.turn() == []
-    scheduler, executor, surroundings = engine.scheduler, engine._executor, engine._surroundings
+    scheduler, executor, surroundings = engine.scheduler, engine._executor, engine._io
     scheduler.check()
     assert engine.outstanding == 0
     assert scheduler.idle

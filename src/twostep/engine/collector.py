@@ -83,7 +83,7 @@ class Collector:
         self._ends.append(end)
 
     @property
-    def awaits_first(self) -> bool:
+    def has_first_token(self) -> bool:
         """Whether what was noted has the first token of an answer that streams."""
         return any(
             (choice := self._choices.get(chunk.number)) is not None and choice.request.streams

@@ -60,7 +60,7 @@ class DecodeTime:
 
 
 @dataclass(frozen=True)
-class Held:
+class WaitTime:
     """For how long, and in how many steps, a sequence had to wait in the queue for this reason."""
 
     reason: Reason
@@ -69,12 +69,12 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Preemption:
+class PreemptionTime:
     at_ns: int
     tokens_lost: int
     """Computed tokens whose KV was given up; those found again in the prefix cache count here too."""
     reason: Reason | None = None
-    held: tuple[Held, ...] = ()
+    waits: tuple[WaitTime, ...] = ()
     """Why it had to wait from then on."""
 
 
@@ -93,9 +93,9 @@ class Timeline:
     """Steps that computed tokens known before, in order: not decodes."""
     token_ns: tuple[int, ...] = ()
     """When each output token left the engine."""
-    preemptions: tuple[Preemption, ...] = ()
+    preemptions: tuple[PreemptionTime, ...] = ()
     finish_ns: int | None = None
-    held: tuple[Held, ...] = ()
+    waits: tuple[WaitTime, ...] = ()
     """Why it was not scheduled at once; before that a step under way had to end."""
     decodes: tuple[DecodeTime, ...] = ()
     """In order: one, and one more after each preemption."""

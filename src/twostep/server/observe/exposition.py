@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from twostep.engine.timing.histogram import Counted
+from twostep.engine.timing.meter import Counted
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

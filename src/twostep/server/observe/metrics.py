@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from twostep.engine.backend import Snapshot, Worker
 from twostep.engine.outputs import ChoiceOutput
-from twostep.engine.timing.histogram import Counted, Histogram
-from twostep.engine.timing.meter import KINDS, STEP_S, STEP_TOKENS
+from twostep.engine.timing.meter import KINDS, STEP_S, STEP_TOKENS, Counted, Histogram
 from twostep.server.observe.exposition import Family, Labels
 from twostep.server.observe.finished import LEFT, Reply
 
