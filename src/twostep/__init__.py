@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Delta": "twostep.engine.collector",
+    "Delta": "twostep.engine.outputs",
     "EngineConfig": "twostep.engine.config",
     "LLM": "twostep.llm",
     "RequestOutput": "twostep.engine.outputs",

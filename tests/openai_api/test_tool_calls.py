@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.engine.collector import Delta
-from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
+from twostep.engine.outputs import ChoiceOutput, Delta, RequestOutput, Timeline
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.model.template import ChatTemplate
 from twostep.openai_api.api_error import ApiError
@@ -374,7 +373,7 @@ def events(raw: bytes) -> list[Mapping[str, Any]]:
 def test_a_streamed_reply_has_the_same_calls(smollm: LoadedModel) -> None:
     request, done = chat(smollm, tools=[WEATHER, TIME], stream=True), output(smollm, ANSWER)
     chunks = Chunks(request, smollm.tokenizer, unique="u", created_s=0)
-    raw = b"".join(chunks.delta(0, Delta("r", 0, ANSWER[at : at + 7], (5,), ())) for at in range(0, len(ANSWER), 7))
+    raw = b"".join(chunks.delta(0, Delta("r", 0, ANSWER[at : at + 7], (5,))) for at in range(0, len(ANSWER), 7))
     choices = [event["choices"][0] for event in events(raw + chunks.finished(0, done))]
     assert choices[0]["delta"]["role"] == "assistant"
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["tool_calls"]

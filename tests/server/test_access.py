@@ -41,21 +41,21 @@ def assert_error(reply: httpx.Response, status: int, code: str | None) -> str:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.0.2.7", "[2001:db8::1]:80"]
 )
-def test_a_name_made_to_point_here_is_refused(server: Served, host: str) -> None:
-    assert "--allowed-hosts" in assert_error(post(server, Host=host), 403, "host_not_allowed")
+def test_a_name_made_to_point_here_is_refused(fake_server: Served, host: str) -> None:
+    assert "--allowed-hosts" in assert_error(post(fake_server, Host=host), 403, "host_not_allowed")
     for path in ("/v1/models", "/health", "/docs", "/metrics", "/nothing"):
-        assert httpx.get(server.url + path, headers={"Host": host}).status_code == 403
+        assert httpx.get(fake_server.url + path, headers={"Host": host}).status_code == 403
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:1234", "chat.localhost", "127.0.0.1", "127.1.2.3:80", "[::1]:8000", "localhost."]
 )
-def test_names_of_this_machine_are_not(server: Served, host: str) -> None:
-    assert post(server, Host=host).status_code == 200
+def test_names_of_this_machine_are_not(fake_server: Served, host: str) -> None:
+    assert post(fake_server, Host=host).status_code == 200
 
 
-def test_nor_is_its_own_name(server: Served) -> None:
-    assert post(server, Host=f"{socket.gethostname()}:80").status_code == 200
+def test_nor_is_its_own_name(fake_server: Served) -> None:
+    assert post(fake_server, Host=f"{socket.gethostname()}:80").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_nor_is_its_own_name(server: Served) -> None:
         (("*",), "any.example", None),
     ],
 )
-def test_more_hosts_can_be_allowed(server_host: Host, allowed: tuple[str, ...], good: str, bad: str | None) -> None:
-    with server_host.front(allowed_hosts=allowed) as front:
+def test_more_hosts_can_be_allowed(fake_host: Host, allowed: tuple[str, ...], good: str, bad: str | None) -> None:
+    with fake_host.front(allowed_hosts=allowed) as front:
         assert post(front, Host=good).status_code == 200
         assert post(front, Host=good, Origin=f"https://{good.lower()}").status_code == 200
         assert bad is None or post(front, Host=bad).status_code == 403
@@ -76,11 +76,11 @@ def test_more_hosts_can_be_allowed(server_host: Host, allowed: tuple[str, ...], 
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://127.0.0.1.evil.example", "http://[::1", "file://", "evil"]
 )
-def test_pages_of_others_are_refused(server: Served, origin: str) -> None:
+def test_pages_of_others_are_refused(fake_server: Served, origin: str) -> None:
     """Even if nothing of the answer could be read: the work would be done."""
-    assert "--allowed-origins" in assert_error(post(server, Origin=origin), 403, "origin_not_allowed")
+    assert "--allowed-origins" in assert_error(post(fake_server, Origin=origin), 403, "origin_not_allowed")
     asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-    preflight = httpx.options(f"{server.url}/v1/completions", headers=asks)
+    preflight = httpx.options(f"{fake_server.url}/v1/completions", headers=asks)
     assert preflight.status_code == 403
     assert "access-control-allow-origin" not in preflight.headers
 
@@ -88,24 +88,24 @@ def test_pages_of_others_are_refused(server: Served, origin: str) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://localhost:3000", "https://app.localhost", "http://127.0.0.1:5173", "http://[::1]:1"]
 )
-def test_pages_of_this_machine_may_call_it(server: Served, origin: str) -> None:
-    reply = post(server, Origin=origin)
+def test_pages_of_this_machine_may_call_it(fake_server: Served, origin: str) -> None:
+    reply = post(fake_server, Origin=origin)
     assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, origin)
     asks = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    assert httpx.options(f"{server.url}/v1/completions", headers=asks).status_code == 200
+    assert httpx.options(f"{fake_server.url}/v1/completions", headers=asks).status_code == 200
 
 
-def test_allowed_origins_are_let_in(server_host: Host) -> None:
-    with server_host.front(cors_origins=("https://chat.example", "null")) as front:
+def test_allowed_origins_are_let_in(fake_host: Host) -> None:
+    with fake_host.front(cors_origins=("https://chat.example", "null")) as front:
         assert post(front, Origin="https://chat.example").status_code == 200
         assert post(front, Origin="null").status_code == 200
         assert post(front, Origin="https://other.example").status_code == 403
 
 
-def test_a_server_for_others_checks_hosts_only_if_told(server_host: Host) -> None:
-    with server_host.front(loopback=False) as front:
+def test_a_server_for_others_checks_hosts_only_if_told(fake_host: Host) -> None:
+    with fake_host.front(loopback=False) as front:
         assert post(front, Host="any.example", Origin="https://any.example").status_code == 200
-    with server_host.front(loopback=False, allowed_hosts=("llm.example",)) as front:
+    with fake_host.front(loopback=False, allowed_hosts=("llm.example",)) as front:
         assert post(front, Host="any.example").status_code == 403
         assert post(front, Host="llm.example").status_code == 200
         assert httpx.get(f"{front.url}/health", headers={"Host": "10.0.0.7"}).status_code == 200
@@ -125,8 +125,8 @@ def test_a_server_for_others_checks_hosts_only_if_told(server_host: Host) -> Non
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
-def test_what_is_not_sent_as_json_is_refused(server: Served, kind: str, path: str) -> None:
-    message = assert_error(post(server, path=path, content_type=kind), 415, "unsupported_media_type")
+def test_what_is_not_sent_as_json_is_refused(fake_server: Served, kind: str, path: str) -> None:
+    message = assert_error(post(fake_server, path=path, content_type=kind), 415, "unsupported_media_type")
     assert kind.partition(";")[0] in message
     assert "application/json" in message
 
@@ -134,19 +134,19 @@ def test_what_is_not_sent_as_json_is_refused(server: Served, kind: str, path: st
 @pytest.mark.parametrize(
     "kind", ["application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json", ""]
 )
-def test_json_by_its_names(server: Served, kind: str) -> None:
-    assert post(server, content_type=kind).status_code == 200
+def test_json_by_its_names(fake_server: Served, kind: str) -> None:
+    assert post(fake_server, content_type=kind).status_code == 200
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "GZIP", "deflate", "identity"])
-def test_compressed_bodies(server: Served, encoding: str) -> None:
+def test_compressed_bodies(fake_server: Served, encoding: str) -> None:
     packed = {"deflate": zlib.compress(BODY), "identity": BODY}.get(encoding, gzip.compress(BODY))
-    assert post(server, packed, content_encoding=encoding).status_code == 200
+    assert post(fake_server, packed, content_encoding=encoding).status_code == 200
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "compress"])
-def test_other_encodings_are_named(server: Served, encoding: str) -> None:
-    reply = post(server, content_encoding=encoding)
+def test_other_encodings_are_named(fake_server: Served, encoding: str) -> None:
+    reply = post(fake_server, content_encoding=encoding)
     assert encoding in assert_error(reply, 415, "unsupported_encoding")
     assert reply.headers["accept-encoding"] == "gzip, deflate"
 
@@ -162,15 +162,15 @@ def test_other_encodings_are_named(server: Served, encoding: str) -> None:
         (gzip.compress(BODY)[:-8] + bytes(8), "incorrect"),
     ],
 )
-def test_damaged_compression_is_no_bad_json(server: Served, content: bytes, why: str) -> None:
-    message = assert_error(post(server, content, content_encoding="gzip"), 400, None)
+def test_damaged_compression_is_no_bad_json(fake_server: Served, content: bytes, why: str) -> None:
+    message = assert_error(post(fake_server, content, content_encoding="gzip"), 400, None)
     assert "cannot be decompressed as gzip" in message
     assert why in message
 
 
-def test_a_bomb_is_refused_before_it_has_become_large(server_host: Host) -> None:
+def test_a_bomb_is_refused_before_it_has_become_large(fake_host: Host) -> None:
     bomb = gzip.compress(bytes(50_000_000))
-    with server_host.front(max_body_bytes=100_000) as front:
+    with fake_host.front(max_body_bytes=100_000) as front:
         assert len(bomb) < 100_000
         assert "uncompressed" in assert_error(post(front, bomb, content_encoding="gzip"), 413, "body_too_long")
         assert front.state.bodies.reserved == 0
@@ -198,10 +198,10 @@ def test_however_a_body_is_cut_it_becomes_the_same(size: int, cut: int) -> None:
 
 
 @pytest.mark.parametrize("stripped", [True, False])
-def test_under_a_path_of_a_proxy(server_host: Host, stripped: bool) -> None:
+def test_under_a_path_of_a_proxy(fake_host: Host, stripped: bool) -> None:
     """Whether the proxy takes the path away or not."""
     root = "" if stripped else "/llm"
-    with server_host.front(root_path="/llm") as front:
+    with fake_host.front(root_path="/llm") as front:
         assert httpx.get(f"{front.url}{root}/").headers["location"] == "/llm/docs"
         assert httpx.get(f"{front.url}{root}/openapi.json").json()["servers"] == [{"url": "/llm"}]
         assert 'href="openapi.json"' in httpx.get(f"{front.url}{root}/docs").text
@@ -210,9 +210,9 @@ def test_under_a_path_of_a_proxy(server_host: Host, stripped: bool) -> None:
         assert 'path="/v1/completions"' in httpx.get(f"{front.url}/metrics").text
 
 
-def test_the_description_without_a_path_or_a_key(server_host: Host) -> None:
+def test_the_description_without_a_path_or_a_key(fake_host: Host) -> None:
     """Links are relative, so that it works under any path; and a browser could send no key."""
-    with server_host.front(api_keys=("key",)) as front:
+    with fake_host.front(api_keys=("key",)) as front:
         assert httpx.get(f"{front.url}/").headers["location"] == "docs"
         assert httpx.get(f"{front.url}/docs").status_code == 200
         assert "servers" not in httpx.get(f"{front.url}/openapi.json").json()
@@ -240,9 +240,9 @@ def test_the_log_quotes_paths_that_there_are_not(tmp_path: Path) -> None:
 
 
 def test_requests_for_paths_that_there_are_not_are_logged_with_them(
-    server_host: Host, capfd: pytest.CaptureFixture[str]
+    fake_host: Host, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with server_host.front(log="text") as front:
+    with fake_host.front(log="text") as front:
         httpx.get(f"{front.url}/v1/embedings")
         httpx.get(f"{front.url}/v1/models/gpt-4")
     said = capfd.readouterr().err

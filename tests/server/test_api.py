@@ -205,7 +205,7 @@ def test_log_probabilities_end_before_a_stop_string_streamed_as_whole(http: http
 
 def test_characters_arrive_whole(http: httpx.Client, server: Served) -> None:
     """CASES 24: what of a stream's text is not Unicode yet waits; at the end both ways have the same."""
-    tokenizer = server.state.model.tokenizer
+    tokenizer = server.state.models[0].model.tokenizer
     ids = {id_ for text in ("👩‍🚀", "語", "🇩🇪") for id_ in tokenizer.encode(text, special=False)}
     asked = {"prompt": "x", "max_tokens": 60, "logit_bias": dict.fromkeys(map(str, ids), 60), "seed": 5, "model": NAME}
     whole = post(http, "/v1/completions", **asked)["choices"][0]["text"]

@@ -20,7 +20,7 @@ from support.http_server import NAME, Host, Served
 from twostep.cli.main import main
 from twostep.core.reasons import Reason, Why
 from twostep.engine.collector import Collector
-from twostep.engine.outputs import ChunkTime, DecodeTime, Held, Preemption, RequestOutput, Timeline
+from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline, WaitTime
 from twostep.engine.params import SamplingParams
 from twostep.engine.step import cores
 from twostep.engine.timing.timekeeper import StepEnd
@@ -42,10 +42,10 @@ WHOLE = Timeline(
         ChunkTime(500 * MS, 520 * MS, 370, step=40, kernel_ns=19 * MS, alone_ns=19 * MS),
     ),
     token_ns=(160 * MS, 190 * MS, 220 * MS, 520 * MS),
-    preemptions=(Preemption(221 * MS, 358, Reason(Why.OUT_OF_BLOCKS, (3,)),
-                            (Held(Reason(Why.AFTER_PREEMPTION), 20 * MS, 1),)),),
+    preemptions=(PreemptionTime(221 * MS, 358, Reason(Why.OUT_OF_BLOCKS, (3,)),
+                            (WaitTime(Reason(Why.AFTER_PREEMPTION), 20 * MS, 1),)),),
     finish_ns=520 * MS,
-    held=(Held(Reason(Why.NO_SLOT, (4,)), 30 * MS, 3), Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 15 * MS, 1)),
+    waits=(WaitTime(Reason(Why.NO_SLOT, (4,)), 30 * MS, 3), WaitTime(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 15 * MS, 1)),
     decodes=(DecodeTime(160 * MS, 220 * MS, 2, 1, 55 * MS, tokens=12, alone_ns=20 * MS, prefill_ns=25 * MS),),
 )  # fmt: skip
 
@@ -104,7 +104,7 @@ def test_its_text() -> None:
     ("limit", "changes"),
     [
         ("queue", {"held": (), "first_scheduled_ns": 30_000 * MS}),
-        ("blocks", {"held": (Held(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 29_000 * MS, 1),),
+        ("blocks", {"held": (WaitTime(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 29_000 * MS, 1),),
                     "first_scheduled_ns": 30_000 * MS}),
         ("arithmetic", {"chunk_ns": 30_000 * MS}),
         ("company", {"chunk_ns": 30_000 * MS, "alone_ns": 3 * MS}),
@@ -411,7 +411,7 @@ def test_waiting_is_told_by_the_reasons_of_the_plans(settings: dict[str, Any], m
         if index:
             continue
         told: Counter[Why] = Counter()
-        for held in (*line.held, *(held for one in line.preemptions for held in one.held)):
+        for held in (*line.waits, *(held for one in line.preemptions for held in one.waits)):
             told[held.reason.why] += held.ns
         assert told == waited(seen, number)
         reasons += len(told)
@@ -489,7 +489,7 @@ def test_nothing_of_those_that_waited_stays_behind() -> None:
         run(made)
         made.submit(prompt(5), SamplingParams(max_tokens=3))
         run(made)
-        times = made._surroundings.collector.times
+        times = made._io.collector.times
         assert (times._times, times._queue._fresh) == ({}, [])
 
 

@@ -20,8 +20,9 @@ import pytest
 from support.http_server import NAME, Host, Served, host, within
 from support.raw_http import connected, posted, rest
 
+from twostep.engine.backend import Snapshot
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.messages import Snapshot
+from twostep.engine.process.local import LocalBackend
 from twostep.server.config import ServerConfig
 from twostep.server.http.listening import AddressError
 from twostep.server.run import ONE_SIGNAL_S, serve
@@ -62,7 +63,7 @@ async def _ask(url: str, body: dict[str, Any]) -> asyncio.StreamWriter:
 def assert_all_is_given_back(server: Served, server_host: Host) -> None:
     """Soon: a request of this length would take several times as long."""
     assert within(5, lambda: is_idle(server_host.snapshot()))
-    assert len(server.state.in_flight) == server.state.admission_queue.size == server_host.client.outstanding == 0
+    assert len(server.state.in_flight) == server.state.admission_queue.size == server_host.backend.outstanding == 0
 
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
@@ -250,7 +251,9 @@ def test_what_can_never_fit_is_refused_at_once(doomed: Host) -> None:
 
 def test_a_hanging_and_a_dead_engine(doomed: Host) -> None:
     """CASES 23, 28. Health is asked meanwhile: it does not wait for the engine."""
-    process = doomed.client._process
+    assert isinstance(doomed.backend, LocalBackend)
+    doomed.backend.drain()  # it is not started again
+    process = doomed.backend.client._process
     with doomed.front(stall_s=2) as front, stream(front.url, max_tokens=900) as reply:
         lines = reply.iter_lines()
         assert "choices" in next(lines)

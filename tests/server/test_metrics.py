@@ -20,17 +20,24 @@ from support.breakdowns import output, reply
 from support.engines import engine, failing, mixed_requests, prompt, run, submit
 from support.http_server import NAME, Host, Served
 
+from twostep.engine.backend import Snapshot, Worker
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import ChunkTime, DecodeTime, Preemption, RequestOutput, Timeline
+from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.engine.process.host import EngineHost
-from twostep.engine.process.messages import Snapshot
 from twostep.engine.step import cores
-from twostep.engine.timing.histogram import Histogram
+from twostep.engine.timing.meter import Histogram
 from twostep.openai_api.api_error import ApiError
 from twostep.server.observe.finished_requests import LEFT, FinishedRequests, Reply
 from twostep.server.observe.latency_breakdown import latency_breakdown
-from twostep.server.observe.prometheus_metrics import Family, Metrics, ServerStatus, exposition
+from twostep.server.observe.prometheus_metrics import (
+    Family,
+    HttpReplies,
+    Metrics,
+    dropped_lines,
+    exposition,
+    of_workers,
+)
 from twostep.server.observe.request_logs import LONG, LogLines, RefusalsLog, RequestsLog, log_entry
 
 S = 1_000_000_000
@@ -70,8 +77,12 @@ class Scrape:
         return {name for name, _ in self.values}
 
 
-def scrape(metrics: Metrics, snapshot: Snapshot | None = None, model: str = "small") -> Scrape:
-    return Scrape(metrics.text(model, snapshot, ServerStatus(up=True)), model)
+def scrape(
+    metrics: Metrics, snapshot: Snapshot | None = None, model: str = "small", replies: HttpReplies | None = None
+) -> Scrape:
+    server = [*(replies or HttpReplies()).families(), dropped_lines(0)]
+    families = [*metrics.of_replies(), *of_workers([Worker("a", True, snapshot=snapshot)]), *server]
+    return Scrape(exposition([(model, families)]), model)
 
 
 def line(first_s: float, *token_s: float, arrival_s: float = 1.0, prefill_s: float = 0.5) -> Timeline:
@@ -161,7 +172,7 @@ def test_choices_and_prompts_count_each() -> None:
 
 
 def test_preempted_time_is_of_those_that_were() -> None:
-    preempted = replace(line(2.0, 2.1), preemptions=(Preemption(int(2.05 * S), 3),), finish_ns=int(2.1 * S))
+    preempted = replace(line(2.0, 2.1), preemptions=(PreemptionTime(int(2.05 * S), 3),), finish_ns=int(2.1 * S))
     told = heard(at(1, output(preempted)), at(1, output(line(2.0)), id="b"))
     assert told("request_preempted_time_seconds_count") == 1
     assert told("request_preempted_time_seconds_sum") == pytest.approx(0.05)
@@ -260,7 +271,7 @@ def test_histograms_count_as_prometheus_defines_it(values: list[float], bounds: 
     histogram = Histogram(sorted(bounds))
     for value in values:
         histogram.add(value, times=2)
-    text = exposition([Family("h", "histogram", "", [({}, histogram.counted())], histogram.bounds)], {})
+    text = exposition([("m", [Family("h", "histogram", "", [({}, histogram.counted())], histogram.bounds)])])
     [family] = text_string_to_metric_families(text)
     for sample in family.samples:
         if sample.name == "h_bucket":
@@ -273,9 +284,9 @@ def test_histograms_count_as_prometheus_defines_it(values: list[float], bounds: 
 @given(st.text())
 def test_any_label_survives(name: str) -> None:
     families = [Family("a", "gauge", "with \\ and\nmore", [({"label": name}, 1)])]
-    [family] = text_string_to_metric_families(exposition(families, {}))
+    [family] = text_string_to_metric_families(exposition([("m", families)]))
     assert family.documentation == "with \\ and\nmore"
-    assert family.samples[0].labels == {"label": name}
+    assert family.samples[0].labels == {"model_name": "m", "label": name}
 
 
 def test_names_are_those_of_vllm_where_they_mean_the_same() -> None:
@@ -286,8 +297,7 @@ def test_names_are_those_of_vllm_where_they_mean_the_same() -> None:
 
 
 def test_before_the_engine_has_spoken_its_metrics_are_missing() -> None:
-    metrics = Metrics()
-    told = Scrape(metrics.text("small", None, ServerStatus(up=False)), "small")
+    told = Scrape(exposition([("small", of_workers([Worker("a", False)]))]), "small")
     assert told("engine_up") == 0
     assert "twostep:num_requests_running" not in told.names()
 
@@ -299,9 +309,10 @@ def quiet() -> Snapshot:
 
 def test_every_metric_of_the_dashboard_exists() -> None:
     metrics = Metrics()
-    metrics.count_reply("/v1/completions", 429)
+    replies = HttpReplies()
+    replies.count("/v1/completions", 429)
     metrics.add_reply(at(1, output(line(2.0, 2.1))))
-    told = scrape(metrics, quiet())
+    told = scrape(metrics, quiet(), replies=replies)
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     used = {name for query in queries for name in re.findall(r"twostep:\w+", query)}

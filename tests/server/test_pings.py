@@ -94,19 +94,19 @@ def test_what_is_refused_at_once_has_its_status(front: Served, monkeypatch: pyte
 
 def test_gaps_between_tokens_have_comments_too(front: Served, server_host: Host) -> None:
     """A stream that was preempted, say: here the engine's events are held back."""
-    events = server_host.client.follow_all
+    events = server_host.backend.submit
 
-    async def slow(submits: Any) -> AsyncIterator[Any]:
-        async for event in events(submits):
+    async def slow(requests: Any, on_late_output: Any) -> AsyncIterator[Any]:
+        async for event in events(requests, on_late_output):
             yield event
             await asyncio.sleep(0.5)
 
-    server_host.client.follow_all = slow  # type: ignore[method-assign]
+    server_host.backend.submit = slow  # type: ignore[method-assign]
     try:
         with waiting(front) as reply:
             lines = [line for line in reply.iter_lines() if line]
     finally:
-        del server_host.client.follow_all  # type: ignore[method-assign]
+        del server_host.backend.submit  # type: ignore[method-assign]
     first, last = lines.index(next(line for line in lines if line.startswith("data"))), len(lines) - 1
     assert ": ping" in lines[first:last]
 
@@ -126,7 +126,8 @@ def test_the_official_client_copes(front: Served, server_host: Host) -> None:
 
 
 def test_twostep_chat_copes(front: Served, server_host: Host) -> None:
-    options = argparse.Namespace(url=front.url, api_key=None, temperature=0, max_tokens=3, seed=None, model=None)
+    options = argparse.Namespace(url=front.url, api_key=None, temperature=0, max_tokens=3, seed=None, model=None,
+                                 insecure=False, cacert=None)  # fmt: skip
     partner = RemotePartner(options)
     told: list[str] = []
 

@@ -89,7 +89,7 @@ def assert_as_before(made: Host, front: Served) -> None:
     snapshot = made.snapshot()
     assert (snapshot.running, snapshot.waiting, snapshot.kv_blocks_free) == (0, 0, snapshot.kv_blocks)
     assert snapshot.preemptions > 0, "the cache was not tiny"
-    assert made.client.outstanding == len(front.state.in_flight) == front.state.admission_queue.size == 0
+    assert made.backend.outstanding == len(front.state.in_flight) == front.state.admission_queue.size == 0
 
 
 def assert_counted(made: Host, front: Served, ends: Counter[str]) -> None:

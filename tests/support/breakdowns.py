@@ -10,10 +10,10 @@ from twostep.engine.outputs import (
     ChunkTime,
     DecodeTime,
     FinishReason,
-    Held,
-    Preemption,
+    PreemptionTime,
     RequestOutput,
     Timeline,
+    WaitTime,
 )
 from twostep.server.observe.finished_requests import Reply
 from twostep.server.observe.latency_breakdown import ChoiceBreakdown, choice_breakdowns, latency_breakdown
@@ -83,11 +83,11 @@ class _Made:
         self._rng = rng
         self._arrival_ns = self._now = rng.randrange(10**12)
         self._first_ns: int | None = None
-        self._held: tuple[Held, ...] = ()
+        self._held: tuple[WaitTime, ...] = ()
         self._chunks: list[ChunkTime] = []
         self._tokens: list[int] = []
         self._decodes: list[DecodeTime] = []
-        self._preemptions: list[Preemption] = []
+        self._preemptions: list[PreemptionTime] = []
 
     def _pass(self) -> int:
         """Time goes on, or not."""
@@ -98,10 +98,10 @@ class _Made:
     def _part(self, whole_ns: int) -> int:
         return self._rng.randint(0, whole_ns)
 
-    def _reasons(self, waited_ns: int) -> tuple[Held, ...]:
+    def _reasons(self, waited_ns: int) -> tuple[WaitTime, ...]:
         held = []
         for reason in self._rng.sample(REASONS, self._rng.randint(0, 3)):
-            held.append(Held(reason, self._part(waited_ns), 1))
+            held.append(WaitTime(reason, self._part(waited_ns), 1))
             waited_ns -= held[-1].ns
         return tuple(held)
 
@@ -109,7 +109,7 @@ class _Made:
         held = self._reasons(self._pass())
         if self._preemptions:
             last = self._preemptions.pop()
-            self._preemptions.append(Preemption(last.at_ns, last.tokens_lost, last.reason, held))
+            self._preemptions.append(PreemptionTime(last.at_ns, last.tokens_lost, last.reason, held))
         else:
             self._held, self._first_ns = held, self._now
         for number in range(self._rng.randint(1, 5)):
@@ -143,7 +143,7 @@ class _Made:
     def preempted(self) -> None:
         self._pass()
         why = self._rng.choice([Why.OUT_OF_BLOCKS, Why.STEP_FAILED])
-        self._preemptions.append(Preemption(self._now, self._rng.randint(0, 99), Reason(why, (3,))))
+        self._preemptions.append(PreemptionTime(self._now, self._rng.randint(0, 99), Reason(why, (3,))))
 
     def timeline(self) -> Timeline:
         self._pass()
@@ -154,7 +154,7 @@ class _Made:
             token_ns=tuple(self._tokens),
             preemptions=tuple(self._preemptions),
             finish_ns=self._tokens[-1] if self._tokens and self._rng.random() < 0.5 and self._ended() else self._now,
-            held=self._held,
+            waits=self._held,
             decodes=tuple(self._decodes),
         )
 

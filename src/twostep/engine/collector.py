@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from twostep.core.cost import CostModel
 from twostep.core.loop import Abort
 from twostep.core.plan import Admission, Finished
 from twostep.core.request import BLOCK_TOKENS, FinishReason
-from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
+from twostep.engine.outputs import ChoiceEnd, ChoiceOutput, Delta, Event, RequestOutput, Timeline
 from twostep.engine.outputs import FinishReason as FinishName
 from twostep.engine.params import SamplingParams
 from twostep.engine.text.answer import Answer
@@ -17,29 +16,6 @@ from twostep.engine.text.text_stream import NoText, TextStream
 from twostep.engine.timing.timekeeper import StepEnd, Timekeeper, Times
 from twostep.errors import SamplingError
 from twostep.model.tokenizer import Tokenizer
-
-
-class Ended(NamedTuple):
-    """A choice has come to its end while others of its request go on. Both as in `ChoiceOutput`."""
-
-    finish_reason: FinishName
-    stop_reason: str | int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text of one choice of a request that streams; tokens may come without text yet."""
-
-    id: str
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    ended: Ended | None = None
-    """Then nothing is new, and nothing more comes of this choice. The last one's end is said by the whole output."""
-
-
-Event = Delta | RequestOutput
 
 
 @dataclass
@@ -107,7 +83,7 @@ class Collector:
         self._ends.append(end)
 
     @property
-    def awaits_first(self) -> bool:
+    def has_first_token(self) -> bool:
         """Whether what was noted has the first token of an answer that streams."""
         return any(
             (choice := self._choices.get(chunk.number)) is not None and choice.request.streams
@@ -164,9 +140,10 @@ class Collector:
         delta = choice.stream.push(new)
         choice.texts.append(delta.text)
         if choice.request.streams:
-            logprobs = choice.logprobs[choice.pushed : choice.pushed + delta.tokens]
+            known = choice.request.params.logprobs is not None
+            packed = choice.logprobs.to_bytes(choice.pushed, choice.pushed + delta.tokens) if known else b""
             tokens = tuple(new[: delta.tokens])
-            self.events.append(Delta(choice.request.id, choice.index, delta.text, tokens, logprobs))
+            self.events.append(Delta(choice.request.id, choice.index, delta.text, tokens, packed))
         choice.pushed += delta.tokens
         if delta.stop is not None:
             self._complete(number, choice, "stop", delta.stop, now)
@@ -187,7 +164,7 @@ class Collector:
         held_back = choice.stream.flush()
         choice.texts.append(held_back)
         if held_back and choice.request.streams:
-            self.events.append(Delta(choice.request.id, choice.index, held_back, (), ()))
+            self.events.append(Delta(choice.request.id, choice.index, held_back, ()))
         self._complete(number, choice, reason.value, self._stop_reason(choice, reason), now)
 
     def _stop_reason(self, choice: _Choice, reason: FinishReason) -> int | None:
@@ -215,4 +192,4 @@ class Collector:
             choices = tuple(sorted(request.done, key=lambda done: done.index))
             self.events.append(RequestOutput(request.id, request.prompt, choices, request.cached_tokens or 0))
         elif request.streams:
-            self.events.append(Delta(request.id, choice.index, "", (), (), Ended(reason, stop)))
+            self.events.append(Delta(request.id, choice.index, "", (), ended=ChoiceEnd(reason, stop)))

@@ -2,31 +2,113 @@
 
 import secrets
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from platform import machine, python_version
+from time import monotonic_ns
 
 from twostep.core.blocks import prompt_hashes, root_hash
-from twostep.core.loop import Abort, EngineLoop
+from twostep.core.cost import CostModel
+from twostep.core.loop import Abort, Command, EngineLoop
+from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
-from twostep.engine.collector import Event
+from twostep.engine.collector import Collector
 from twostep.engine.config import EngineConfig
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.step.executor import KernelExecutor
-from twostep.engine.surroundings import EngineSurroundings, Submission
 from twostep.engine.text.answer import Answer, Vocabulary
 from twostep.engine.text.constraint import Grammars
 from twostep.engine.timing.meter import Measured
+from twostep.engine.timing.timekeeper import StepEnd
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
+from twostep.model.tokenizer import Tokenizer
 from twostep.perf.linear import LinearCostModel
 from twostep.processes import Owner
 from twostep.recording.writer import RecordedSurroundings, Recorder
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A request with what the scheduler need not know of it."""
+
+    request: Request
+    prompt: Sequence[int]
+    answers: Sequence[Answer]
+    """One a choice; made before the scheduler hears of the request, so that what cannot be made costs nobody else."""
+    streams: bool
+
+
+class LoopIo:
+    """Implements `Clock`, `Inbox` and `Observer` of `core.loop` in one process. Other threads may fill the inbox."""
+
+    def __init__(self, executor: KernelExecutor, tokenizer: Tokenizer | None, cost: CostModel) -> None:
+        self._inbox: deque[Command] = deque()
+        self.collector = Collector(tokenizer, self._inbox.append, cost)
+        self._executor = executor
+        self._submitted: dict[str, Submission] = {}
+        self._began_ns = 0
+
+    def submit(self, submission: Submission) -> None:
+        """Puts a request into the inbox."""
+        self._submitted[submission.request.id] = submission
+        self._inbox.append(submission.request)
+
+    def command(self, command: Command) -> None:
+        """Puts a command into the inbox."""
+        self._inbox.append(command)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether there are commands that the loop has not received yet."""
+        return bool(self._inbox)
+
+    # --- for the loop ---------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        return monotonic_ns()
+
+    def receive(self) -> Iterable[Command]:
+        while self._inbox:
+            yield self._inbox.popleft()
+
+    def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
+        submission = self._submitted.pop(request.id)
+        answers = dict(zip(numbers, submission.answers, strict=True))
+        for number, answer in answers.items():
+            self._executor.add(number, answer)
+        self.collector.follow(request.id, submission.prompt, answers, now, streams=submission.streams)
+
+    def refused(self, request: Request, why: str, now: int) -> None:
+        submission = self._submitted.pop(request.id)
+        self.collector.refused(request.id, submission.prompt, why, now)
+
+    def began(self, step: Step, now: int) -> None:
+        self._began_ns = now
+
+    def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
+        self._drop(resolved.finished)
+        given, starved_ns = self._executor.given, self._executor.starved_ns
+        self.collector.note(StepEnd(step, given, result, starved_ns, resolved, self._began_ns, now))
+
+    def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
+        self._drop(finished)
+        self.collector.note_aborted(finished, now)
+
+    def catch_up(self) -> None:
+        self.collector.catch_up()
+
+    def _drop(self, finished: Iterable[Finished]) -> None:
+        for number, _, _ in finished:
+            self._executor.drop(number)
+
 
 MOST_URGENT = 2**31 - 1
 """Priorities are from its negative to it, the least number being the most urgent."""
@@ -72,11 +154,11 @@ class Engine:
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
         )
-        self._surroundings = EngineSurroundings(self._executor, tokenizer, self.cost)
+        self._io = LoopIo(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()
 
     def _make_loop(self) -> EngineLoop:
-        around: EngineSurroundings | RecordedSurroundings = self._surroundings
+        around: LoopIo | RecordedSurroundings = self._io
         if self.config.record is not None:
             around = RecordedSurroundings(around, around, around, self._make_recorder(self.config.record))
         return EngineLoop(self.scheduler, self._executor, clock=around, inbox=around, observer=around)
@@ -141,19 +223,19 @@ class Engine:
         self._check_fits(request)
         answers = self._answers(request, tokens, params.seeded(), root)
         self._open.add(id_)
-        self._surroundings.submit(Submission(request, tokens, answers, stream))
+        self._io.submit(Submission(request, tokens, answers, stream))
         return id_
 
     def abort(self, id: str) -> None:
         """Ends a request early; its output comes with what it has. Nothing happens if it has ended."""
         if id in self._open:
-            self._surroundings.ask(Abort(id))
+            self._io.command(Abort(id))
 
     def abort_all(self) -> None:
         """Ends every request; their outputs are dropped, and the step under way stops at its next layer."""
         self.stop_step()
         for id_ in self._open:
-            self._surroundings.ask(Abort(id_))
+            self._io.command(Abort(id_))
         while self._open:
             self.turn()
             if self.scheduler.idle:
@@ -194,22 +276,22 @@ class Engine:
         if not self._open:
             return None
         wake_ns = self._loop.next_wake_ns
-        if wake_ns is None or self._surroundings.has_input:
+        if wake_ns is None or self._io.has_input:
             return 0.0
-        return max(0, wake_ns - self._surroundings.now()) / 1e9
+        return max(0, wake_ns - self._io.now()) / 1e9
 
     @property
     def first_tokens(self) -> bool:
         """Whether the step that ended last gave the first token of an answer that streams."""
-        return self._surroundings.collector.awaits_first
+        return self._io.collector.has_first_token
 
-    def come(self) -> list[Event]:
-        """What has come of steps that have ended, before the next one begins: text is made now, not beside it."""
-        self._surroundings.catch_up()
+    def drain_events(self) -> list[Event]:
+        """Returns the events of finished steps before the next one begins: text is made now, not while it runs."""
+        self._io.catch_up()
         return self._take()
 
     def _take(self) -> list[Event]:
-        collector = self._surroundings.collector
+        collector = self._io.collector
         events, collector.events = collector.events, []
         self._open.difference_update(event.id for event in events if isinstance(event, RequestOutput))
         return events
@@ -221,7 +303,7 @@ class Engine:
 
     def measured(self) -> Measured:
         """What the steps and tokens took, since the start."""
-        return self._surroundings.collector.times.meter.measured()
+        return self._io.collector.times.meter.measured()
 
     def close(self) -> None:
         """Gives back weights, KV cache and threads, and ends the recording; requests under way have no output.
@@ -235,7 +317,7 @@ class Engine:
         self._open.clear()
         if (kernels := self.__dict__.get("kernels")) is not None:
             kernels.close()
-        for name in ("_loop", "_surroundings"):
+        for name in ("_loop", "_io"):
             self.__dict__.pop(name, None)
         if self._recorder is not None:
             self._recorder.close()

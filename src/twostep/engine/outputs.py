@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from twostep.core.reasons import WHOLE, Reason
-from twostep.engine.text.logprobs import TokenLogprobs
+from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
 from twostep.metrics import times
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -58,7 +60,7 @@ class DecodeTime:
 
 
 @dataclass(frozen=True)
-class Held:
+class WaitTime:
     """For how long, and in how many steps, a sequence had to wait in the queue for this reason."""
 
     reason: Reason
@@ -67,12 +69,12 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Preemption:
+class PreemptionTime:
     at_ns: int
     tokens_lost: int
     """Computed tokens whose KV was given up; those found again in the prefix cache count here too."""
     reason: Reason | None = None
-    held: tuple[Held, ...] = ()
+    waits: tuple[WaitTime, ...] = ()
     """Why it had to wait from then on."""
 
 
@@ -91,9 +93,9 @@ class Timeline:
     """Steps that computed tokens known before, in order: not decodes."""
     token_ns: tuple[int, ...] = ()
     """When each output token left the engine."""
-    preemptions: tuple[Preemption, ...] = ()
+    preemptions: tuple[PreemptionTime, ...] = ()
     finish_ns: int | None = None
-    held: tuple[Held, ...] = ()
+    waits: tuple[WaitTime, ...] = ()
     """Why it was not scheduled at once; before that a step under way had to end."""
     decodes: tuple[DecodeTime, ...] = ()
     """In order: one, and one more after each preemption."""
@@ -159,7 +161,7 @@ class ChoiceOutput:
     timeline: Timeline
     stop_reason: str | int | None = None
     """The stop string or the id among `stop_token_ids` that ended it; None for the model's own end."""
-    logprobs: Sequence[TokenLogprobs] | None = None
+    logprobs: PackedLogprobs | None = None
     """One for each of `token_ids`, those that a stop string cut off the text included, if asked for."""
     error: str | None = None
     """One line, if `finish_reason` is "error"."""
@@ -178,3 +180,32 @@ class RequestOutput:
     def output_tokens(self) -> int:
         """Of all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
+
+
+class ChoiceEnd(NamedTuple):
+    """How a choice ended while others of its request continue. Both fields as in `ChoiceOutput`."""
+
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
+    """New text of one choice of a request that streams; tokens may arrive before their text is complete."""
+
+    id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    packed_logprobs: bytes = b""
+    """As `logprobs` reads them."""
+    ended: ChoiceEnd | None = None
+    """Set in the last delta of a choice, which has no text or tokens; the last choice of a request has none, its end
+    is in the `RequestOutput`."""
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """One for each of `token_ids`; empty if they were not asked for."""
+        return PackedLogprobs.from_bytes(self.packed_logprobs) if self.packed_logprobs else ()
+
+
+Event = Delta | RequestOutput

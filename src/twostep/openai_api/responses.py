@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostep.engine.collector import Delta
-from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
+from twostep.engine.outputs import ChoiceOutput, Delta, RequestOutput, Timeline
 from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.api_error import ApiError

@@ -47,7 +47,7 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
             Exception: on_defect,
         },
     )
-    app.state.model_folder = state.model.path.parent
+    app.state.model_folders = [served.model.path.parent for served in state.models]
     app.router.redirect_slashes = False  # the target would come from the Host header, which the client chooses
     return app
 
@@ -79,7 +79,8 @@ class CountReplies:
 
     def __init__(self, app: ASGIApp, state: ServerState, paths: Collection[str]) -> None:
         """`paths` are counted by name, all others together, as clients choose them."""
-        self._app, self._metrics, self._refusals, self._paths = app, state.metrics, state.refusals, frozenset(paths)
+        self._app, self._paths = app, frozenset(paths)
+        self._replies, self._refusals = state.http_replies, state.refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,7 +93,7 @@ class CountReplies:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                self._metrics.count_reply(path, message["status"])
+                self._replies.count(path, message["status"])
                 self._log(scope, path, message["status"])
             await send(message)
 
@@ -100,7 +101,7 @@ class CountReplies:
             await self._app(scope, receive, counted)
         except Exception:
             if not begun:  # starlette answers with status 500, outside all middleware
-                self._metrics.count_reply(path, 500)
+                self._replies.count(path, 500)
             raise
 
     def _log(self, scope: Scope, path: str, status: int) -> None:

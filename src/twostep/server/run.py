@@ -5,10 +5,9 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -16,18 +15,17 @@ from types import FrameType
 import uvicorn
 
 from twostep.background import background_output
+from twostep.engine.backend import Capabilities
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.client import EngineClient
-from twostep.engine.process.messages import Ready
+from twostep.engine.process.local import LocalBackend
 from twostep.errors import TwostepError
-from twostep.model.loaded import open_model
+from twostep.model.loaded import LoadedModel, open_model
 from twostep.openai_api.api_error import ApiError
 from twostep.server.app import create_app
 from twostep.server.config import ServerConfig
 from twostep.server.http.connections import CHECK_S, Connection
 from twostep.server.http.listening import Listeners, listen
-from twostep.server.state import ServerState
-from twostep.server.supervisor import Supervisor
+from twostep.server.state import ServedModel, ServerState
 from twostep.server.systemd import SystemdNotifier
 from twostep.turns import take_short_turns
 
@@ -44,81 +42,85 @@ SWITCH_S = 0.0005
 """A thread that runs Python, such as one that reads a body, gives way to the event loop after so long. With Python's
 default of 5 ms the tokens of small models would be visibly late."""
 
-Announce = Callable[[ServerConfig, Ready, Listeners], None]
-"""Called when requests are taken on, with the port and the names that are in use."""
+Announce = Callable[[ServerConfig, Capabilities, Listeners], None]
+"""Called when requests are accepted, with the port and the names in use and what the first model's backend can
+serve."""
 
 
 def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announce: Announce) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests finish for `drain_s`; a second signal ends the process at
-    once. Whoever asks while the model is loaded is told so.
+    once. Requests that arrive while the model is loaded are refused with the reason.
 
-    Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model, and
-    `EngineDiedError` if the engine keeps dying. While it lasts, writing to standard output and error never waits.
+    Raises `TwostepError` if the address, the model or a setting cannot be used, and `EngineDiedError` if the engine
+    keeps dying. Meanwhile, writing to standard output and error never waits.
     """
     names = config.served_model_names or (path.name.removesuffix(".gguf"),)
     model = open_model(path)
     with listen(config) as listeners, background_output() as dropped_lines:
         config = replace(config, port=listeners.port, served_model_names=names)
-        state = ServerState(config, model, names, loopback=listeners.loopback, dropped_lines=dropped_lines)
-        asyncio.run(_serve(state, engine_config, listeners, announce))
+        backend = LocalBackend.of(path, engine_config, report=lambda event, line: state.log_event(event, line))
+        served = [ServedModel(names, model, backend)]
+        state = ServerState(config, served, loopback=listeners.loopback, dropped_lines=dropped_lines)
+        asyncio.run(_serve(state, listeners, announce))
 
 
-async def _serve(state: ServerState, engine_config: EngineConfig, listeners: Listeners, announce: Announce) -> None:
+async def _serve(state: ServerState, listeners: Listeners, announce: Announce) -> None:
     """Serves what connects to `listeners` until `state.draining` is set and requests have finished.
 
-    Raises `TwostepError` if the model cannot be loaded, or the engine died and is not started again.
+    Raises `TwostepError` if a model cannot be loaded, or a backend has failed for good.
     """
     take_short_turns()
     sys.setswitchinterval(SWITCH_S)
-    notifier = SystemdNotifier.of(os.environ)
     front = Front(state)
-    state.supervisor = supervisor = Supervisor(state, partial(_start_engine, state, engine_config))
+    started = [asyncio.Event() for _ in state.models]
     serving = asyncio.create_task(front.serve(sockets=listeners.sockets))
-    watching: list[asyncio.Task[None]] = []
-
-    def on_ready(ready: Ready) -> None:
-        announce(state.config, ready, listeners)
-        watching.append(asyncio.create_task(notifier.watch(state)))
-
-    supervising = asyncio.create_task(supervisor.run(on_ready))
+    running = [
+        asyncio.create_task(served.backend.run(on_ready.set))
+        for served, on_ready in zip(state.models, started, strict=True)
+    ]
+    announcing = asyncio.create_task(_announce(state, started, listeners, announce))
     try:
-        await asyncio.wait([serving, supervising], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([serving, announcing, *running], return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (supervising, *watching):
+        for task in (announcing, *running):
             task.cancel()
         front.should_exit = True
-        await asyncio.wait([serving, supervising])
-        await supervisor.stop()
+        await asyncio.wait([serving, announcing, *running])
+        for served in state.models:
+            await served.backend.stop()
         state.close()
-    serving.result()
-    ended_while_loading = state.draining and supervisor.client is None
-    if not supervising.cancelled() and not ended_while_loading:
-        supervising.result()
+    ended_while_loading = state.draining and any(served.backend.phase == "loading" for served in state.models)
+    for task in (serving, *(() if ended_while_loading else (*running, announcing))):
+        if task is serving or not task.cancelled():
+            task.result()
 
 
-async def _start_engine(state: ServerState, config: EngineConfig, restart: int) -> tuple[EngineClient, Ready]:
-    """The engine's process, and beside it what the front needs of the model."""
-    if restart:
-        return await EngineClient.start(state.model.path, _without_recording(state, config, restart))
-    starting = EngineClient.start(state.model.path, config)
-    started, _ = await asyncio.gather(starting, asyncio.to_thread(_prepare, state))
+async def _announce(
+    state: ServerState, started: Sequence[asyncio.Event], listeners: Listeners, announce: Announce
+) -> None:
+    """Accepts requests for each model as soon as it is loaded, announces that all are, and keeps systemd informed."""
+    notifier = SystemdNotifier.of(os.environ)
+    await asyncio.gather(*(_load(state, *one) for one in zip(state.models, started, strict=True)))
+    capabilities = state.models[0].backend.capabilities
+    assert capabilities is not None
+    announce(state.config, capabilities, listeners)
+    await notifier.watch(state)
+
+
+async def _load(state: ServerState, served: ServedModel, started: asyncio.Event) -> None:
+    """Loads what the front end needs of a model while its backend starts."""
+    await asyncio.to_thread(_prepare, served.model)
+    await started.wait()
     gc.collect()
-    gc.freeze()  # a full collection would walk through the vocabulary, while tokens wait
-    return started
+    gc.freeze()  # a full collection would walk through the vocabulary while tokens wait
+    state.loaded(served)
 
 
-def _without_recording(state: ServerState, config: EngineConfig, restart: int) -> EngineConfig:
-    """One file holds the run of one engine."""
-    if config.record and restart == 1:
-        state.say("recording_ended", f"{config.record}: the recording ends with the engine that died")
-    return replace(config, record=None)
-
-
-def _prepare(state: ServerState) -> None:
-    """So that the first request does not wait for it. A model without a template is for completions."""
-    _ = state.model.tokenizer.longest_token_bytes
+def _prepare(model: LoadedModel) -> None:
+    """Loads what the first request would wait for. A model without a template serves completions only."""
+    _ = model.tokenizer.longest_token_bytes
     with suppress(TwostepError):
-        _ = state.model.template
+        _ = model.template
 
 
 class Front(uvicorn.Server):
@@ -145,7 +147,8 @@ class Front(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On a signal. Not passed on afterwards: an orderly end has status 0."""
         if not self._state.draining:
-            self._state.draining, self._signalled_s = True, monotonic()
+            self._signalled_s = monotonic()
+            self._state.drain()
         elif monotonic() - self._signalled_s > ONE_SIGNAL_S:
             os._exit(128 + sig)
 

@@ -1,6 +1,6 @@
 """The engine in a process of its own: `python -m twostep.engine.process.host FD`, where FD is its end of a socket.
 
-It hears between steps, never waits while there is work, and ends when its owner is gone.
+It reads messages between steps, never waits while there is work, and ends when its owner has closed the socket.
 """
 
 import faulthandler
@@ -14,66 +14,78 @@ from threading import Thread
 from time import sleep
 from traceback import print_exc
 
-from twostep.engine.collector import Event
+from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
+from twostep.engine.outputs import Event
 from twostep.engine.process.messages import (
-    Accepted,
     Cancel,
+    ErrorData,
     Failed,
     FromEngine,
     Load,
     Ping,
     Ready,
     Refused,
-    Snapshot,
-    Submit,
+    StepEnded,
     ToEngine,
-    Turned,
 )
-from twostep.engine.process.wire import Wire
+from twostep.engine.process.wire import TO_ENGINE, MessageTooLargeError, Wire
 from twostep.errors import RecordingError, TwostepError
 from twostep.model.loaded import open_model
 from twostep.turns import take_short_turns
 
 HEAD_START_S = 0.001
-"""What the owner gets of the cores to pass on somebody's first token, before the next step takes all of them. It costs
-a step with a prompt in it about a fiftieth of its time, and saves that first token half of the next step's."""
+"""How long the engine pauses after a request's first token, so that the front end gets a core to send it before the
+next step takes all cores. It costs about 2 % of a step that computes a prompt, and saves half of the next step's time
+for the first token."""
 
 
 class EngineHost:
-    """Serves what its owner submits, one message back for each step that gave something."""
+    """Serves its owner's requests. Sends one message for each step that had an event."""
 
     def __init__(self, engine: Engine, wire: Wire[FromEngine, ToEngine]) -> None:
         self._engine, self._wire = engine, wire
-        self._heard: list[Refused | Accepted] = []
-        self._asked = False
+        self._replies: list[Refused | Accepted] = []
+        self._pinged = False
 
     def run(self) -> None:
         """Until the owner closes its end: then sending or receiving raises."""
         while True:
             try:
                 self._turn()
-            except RecordingError as error:  # raised once; the interrupted turn is taken up where it was
-                _say(error)
+            except RecordingError as error:  # raised once; the loop continues the turn that it interrupted
+                _print(error)
 
     def _turn(self) -> None:
-        self._listen()
+        self._receive()
         self._engine.end()
         if self._engine.first_tokens:
-            self._tell(self._engine.come())
+            self._send(self._engine.drain_events())
             sleep(HEAD_START_S)
-        self._tell(self._engine.begin())
+        self._send(self._engine.begin())
 
-    def _tell(self, come: Sequence[Event]) -> None:
-        events = (*self._heard, *come)
-        if events or self._asked:
-            self._wire.send(Turned(events, self.snapshot()))
-        self._heard.clear()
-        self._asked = False
+    def _send(self, new: Sequence[Event]) -> None:
+        events = (*self._replies, *new)
+        if events or self._pinged:
+            self._send_all(events, self.snapshot())
+        self._replies.clear()
+        self._pinged = False
+
+    def _send_all(self, events: tuple[Event | Refused | Accepted, ...], snapshot: Snapshot) -> None:
+        """In one message if they fit. An event that is too large alone fails its request, not the engine."""
+        try:
+            self._wire.send(StepEnded(events, snapshot))
+        except MessageTooLargeError as error:
+            if len(events) > 1:
+                for event in events:
+                    self._send_all((event,), snapshot)
+            else:
+                problem = TwostepError(f"the answer cannot be sent: {error}")
+                self._wire.send(StepEnded((Refused(events[0].id, ErrorData.of(problem)),), snapshot))
 
     def snapshot(self) -> Snapshot:
-        """How things stand between two steps."""
+        """The state between two steps."""
         scheduler = self._engine.scheduler
         counters = scheduler.counters
         return Snapshot(
@@ -90,46 +102,71 @@ class EngineHost:
             measured=self._engine.measured(),
         )
 
-    def _listen(self) -> None:
-        """Takes in what has been said; waits for it only as long as there is nothing else to do."""
-        while self._wire.poll(0 if self._heard or self._asked else self._engine.idle_s()):
-            self._heed(self._wire.recv())
+    def _receive(self) -> None:
+        """Takes in all messages that have arrived; waits only as long as there is nothing else to do."""
+        while self._wire.poll(0 if self._replies or self._pinged else self._engine.idle_s()):
+            self._handle(self._wire.recv())
 
-    def _heed(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine) -> None:
         match message:
-            case Submit(id, prompt, params, priority, stream, salt):
-                try:
-                    self._engine.submit(prompt, params, id=id, priority=priority, stream=stream, cache_salt=salt)
-                except TwostepError as error:
-                    self._heard.append(Refused(id, error))
-                except Exception as error:  # a fault of ours costs one request, not all
-                    print_exc()
-                    self._heard.append(Refused(id, TwostepError(f"the engine cannot take this request: {error!r}")))
-                else:
-                    if stream:
-                        self._heard.append(Accepted(id))
+            case Submit():
+                self._submit(message)
             case Cancel(id):
                 self._engine.abort(id)
             case Ping():
-                self._asked = True
+                self._pinged = True
+
+    def _submit(self, request: Submit) -> None:
+        id_, stream = request.id, request.stream
+        try:
+            self._engine.submit(
+                request.prompt,
+                request.params,
+                id=id_,
+                priority=request.priority,
+                stream=stream,
+                cache_salt=request.cache_salt,
+            )
+        except TwostepError as error:
+            self._replies.append(Refused(id_, ErrorData.of(error)))
+        except Exception as error:  # a defect costs one request, not all
+            print_exc()
+            problem = TwostepError(f"the engine cannot accept this request: {error!r}")
+            self._replies.append(Refused(id_, ErrorData.of(problem)))
+        else:
+            if stream:
+                self._replies.append(Accepted(id_))
 
 
 def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) -> None:
-    """Loads the model, says so, serves. What stops it is said before it ends."""
+    """Loads the model, sends `Ready` and serves. Sends `Failed` if an error ends it."""
     engine = None
     try:
         engine = _engine(path, config)
-        kernels = engine.kernels
-        lines = tuple(engine.describe())
-        wire.send(Ready(engine.settings, lines, kernels.isa, kernels.threads, engine.sizing.longest))
+        wire.send(Ready(capabilities(engine)))
         Thread(target=engine.prepare_grammars, name="prepare-grammars").start()
         take_short_turns()
         EngineHost(engine, wire).run()
     except TwostepError as error:
-        wire.send(Failed(error))
+        wire.send(Failed(ErrorData.of(error)))
     finally:
         if engine is not None:
             _close(engine)
+
+
+def capabilities(engine: Engine) -> Capabilities:
+    """What this engine can serve."""
+    settings = engine.settings
+    return Capabilities(
+        max_sequence_tokens=engine.sizing.longest,
+        max_model_len=settings.context_tokens,
+        max_num_seqs=settings.seats,
+        max_num_batched_tokens=settings.step_tokens,
+        kv_blocks=settings.blocks[0],
+        isa=engine.kernels.isa,
+        threads=engine.kernels.threads,
+        description=tuple(engine.describe()),
+    )
 
 
 def _engine(path: Path, config: EngineConfig) -> Engine:
@@ -143,15 +180,15 @@ def _engine(path: Path, config: EngineConfig) -> Engine:
 
 
 def _close(engine: Engine) -> None:
-    """The rest of a recording is written."""
+    """Also writes the rest of a recording."""
     try:
         engine.close()
     except RecordingError as error:
-        _say(error)
+        _print(error)
 
 
-def _say(error: TwostepError) -> None:
-    with suppress(OSError):  # the owner, which reads it, is gone
+def _print(error: TwostepError) -> None:
+    with suppress(OSError):  # the owner, which reads it, has ended
         print(f"twostep: {error}", file=sys.stderr, flush=True)
 
 
@@ -163,9 +200,13 @@ def main() -> None:
     with (
         socket(fileno=int(sys.argv[1])) as end,
         suppress(EOFError, OSError),
-    ):  # the owner is gone, perhaps while we load
-        load: Load = Wire[FromEngine, Load](end).recv()
-        serve(Wire(end), load.path, load.config)
+    ):  # the owner has ended, perhaps while the model is loaded
+        wire: Wire[FromEngine, ToEngine] = Wire(end, TO_ENGINE)
+        match wire.recv():
+            case Load(path, config):
+                serve(wire, path, config)
+            case other:
+                sys.exit(f"twostep: the first message is {type(other).__name__}; it has to be Load")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Computes the scheduler's steps with the kernels: arrays, forward, samples, and what that means for each answer."""
 
 from collections.abc import Callable, Iterator
-from time import perf_counter_ns
-from typing import NamedTuple
+from time import perf_counter_ns, process_time_ns
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twostep.core.plan import Chunk, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason
-from twostep.engine.step.cores import Cores
 from twostep.engine.step.rows import BlockTables, StandingRows
 from twostep.engine.step.worker import Worker
 from twostep.engine.text.answer import Answer
@@ -20,13 +19,37 @@ from twostep.kernels.step import Executor, StepArrays, StepCancelledError
 Choice = Sampled | SamplingError
 
 
+Asked = TypeVar("Asked")
+Result = TypeVar("Result")
+
+
+class StarvationWatch:
+    """For kernels that keep `threads` threads busy; 0: it is not known how many, and nothing is estimated."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def watched(self, compute: Callable[[Asked], Result], asked: Asked) -> tuple[Result, int]:
+        """What `compute` gave, and the estimate: of its time in ns, what its threads on average had no core.
+
+        Kernel threads spin while they wait for each other, so one that used no CPU time was not let run. What other
+        threads of this process used meanwhile counts as the kernels', which makes it an underestimate.
+        """
+        if not self._threads:
+            return compute(asked), 0
+        cpu_ns, began_ns = process_time_ns(), perf_counter_ns()
+        result = compute(asked)
+        took_ns, cpu_ns = perf_counter_ns() - began_ns, process_time_ns() - cpu_ns
+        return result, max(0, took_ns - cpu_ns // self._threads)
+
+
 class Computed(NamedTuple):
     """What the kernels gave for a step. `choices`: one for each sampled sequence, in the order of `Work.sampled`."""
 
     elapsed_ns: int
     choices: list[Choice]
     starved_ns: int = 0
-    """See `Cores.watched`."""
+    """See `StarvationWatch.watched`."""
     failed: BaseException | None = None
 
 
@@ -69,8 +92,8 @@ class KernelExecutor:
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
         self.starved_ns = 0
-        """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
-        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads)
+        """Of it, what the kernels were kept from the cores: estimated, see `StarvationWatch`."""
+        self._kernels, self._sampler, self._cores = kernels, sampler, StarvationWatch(threads)
         self._tables = BlockTables(slots, blocks)
         self._rows = StandingRows(slots)
         self._work: Work | None = None

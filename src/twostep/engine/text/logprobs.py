@@ -3,7 +3,11 @@
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import overload
+
+_COUNTS = Struct("=QQ")
+"""Tokens, and alternatives of all of them."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,33 @@ class PackedLogprobs(Sequence[TokenLogprobs]):
         first._chosen, first._ends = self._chosen[: 3 * length], self._ends[:length]
         first._top_ids, first._top_logprobs = self._top_ids[:top], self._top_logprobs[:top]
         return first
+
+    def to_bytes(self, first: int = 0, end: int | None = None) -> bytes:
+        """The members from `first` up to `end`, in the byte order of this machine, as `from_bytes` reads them."""
+        end = len(self) if end is None else min(end, len(self))
+        top, top_end = (self._ends[at - 1] if at else 0 for at in (first, max(first, end)))
+        ends = self._ends[first:end] if not top else array("q", (at - top for at in self._ends[first:end]))
+        parts = self._chosen[3 * first : 3 * end], ends, self._top_ids[top:top_end], self._top_logprobs[top:top_end]
+        return b"".join((_COUNTS.pack(len(ends), len(parts[2])), *(part.tobytes() for part in parts)))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "PackedLogprobs":
+        """Raises `ValueError` if `data` are not what `to_bytes` makes."""
+        tokens, alternatives = _COUNTS.unpack_from(data) if len(data) >= _COUNTS.size else (0, 0)
+        if len(data) != _COUNTS.size + 32 * tokens + 16 * alternatives:
+            raise ValueError(f"log-probabilities have {len(data)} bytes, which is not what their header says")
+        made, at = cls(), _COUNTS.size
+        for part, count in (
+            (made._chosen, 3 * tokens),
+            (made._ends, tokens),
+            (made._top_ids, alternatives),
+            (made._top_logprobs, alternatives),
+        ):
+            part.frombytes(data[at : at + 8 * count])
+            at += 8 * count
+        if tokens and made._ends[-1] != alternatives:
+            raise ValueError("log-probabilities say more or fewer alternatives than they have")
+        return made
 
     def __len__(self) -> int:
         return len(self._ends)

@@ -3,13 +3,14 @@
 A sequence that decodes is in every step, so nothing is kept for each of its tokens.
 """
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel, StepShape, decode_shape
 from twostep.core.plan import Chunk, Plan
-from twostep.engine.timing.histogram import Counted, Histogram
 
 STEP_S = (
     0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -21,6 +22,31 @@ KINDS = ("decode", "prefill", "mixed")
 """A step without prompts, one with nothing else, one with both."""
 ESTIMATE_EVERY_STEPS = 16
 """Steps that only decode are alike: so many share one estimate of what part of a step is whose."""
+
+
+class Counted(NamedTuple):
+    """A histogram at one moment. `counts`: values up to each bound and above the one before, last those above all."""
+
+    counts: tuple[int, ...]
+    total: float
+
+
+class Histogram:
+    """`bounds` ascend; a value that equals one counts below it, which Prometheus calls `le`."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Counts `value` so many times."""
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._total += value * times
+
+    def counted(self) -> Counted:
+        """As it is now."""
+        return Counted(tuple(self._counts), self._total)
 
 
 class Reading(NamedTuple):

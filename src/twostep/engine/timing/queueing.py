@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from twostep.core.plan import Plan
 from twostep.core.reasons import Reason, Why
-from twostep.engine.outputs import Held
+from twostep.engine.outputs import WaitTime
 
 NO_BUDGET = Reason(Why.NO_BUDGET)
 """Where a plan names nobody, prompts in prefill have used the step up before the queue's turn came."""
@@ -67,7 +67,7 @@ class QueueWatch:
         self._began_ns = began_ns
         self._steps_since += 1
 
-    def end(self, wait: Wait, at_ns: int) -> tuple[Held, ...]:
+    def end(self, wait: Wait, at_ns: int) -> tuple[WaitTime, ...]:
         """It waits no longer, since the last step began or later: its times by reason, the longest first. What they
         lack of the whole wait passed before a step could begin that might have had it."""
         if wait.ns is None:
@@ -77,7 +77,7 @@ class QueueWatch:
         took_ns, steps = ended.ns, ended.steps
         took_ns.subtract(wait.ns)
         steps.subtract(wait.steps)
-        return tuple(Held(self._reasons[why], ns, steps[why]) for why, ns in took_ns.most_common() if ns)
+        return tuple(WaitTime(self._reasons[why], ns, steps[why]) for why, ns in took_ns.most_common() if ns)
 
     def _ended(self, at_ns: int) -> _Totals:
         """Totals at this moment: a step that begins just then holds nobody up any more."""

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from twostep.core.cost import CostModel
 from twostep.core.plan import Chunk, Preemption, Resolved, Step, StepResult
-from twostep.engine.outputs import ChunkTime, DecodeTime, Held, Timeline
-from twostep.engine.outputs import Preemption as PreemptionTime
+from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, Timeline, WaitTime
 from twostep.engine.step.executor import Given
 from twostep.engine.timing.meter import Reading, StepMeter
 from twostep.engine.timing.queueing import QueueWatch, Wait
@@ -39,7 +38,7 @@ class Times:
     wait: Wait | None = None
     """While it is in the queue."""
     first_scheduled_ns: int | None = None
-    held: tuple[Held, ...] = ()
+    waits: tuple[WaitTime, ...] = ()
     chunks: list[ChunkTime] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
     decodes: list[DecodeTime] = field(default_factory=list)
@@ -59,7 +58,7 @@ class Times:
             token_ns=tuple(self.token_ns),
             preemptions=tuple(self.preemptions),
             finish_ns=finish_ns,
-            held=self.held,
+            waits=self.waits,
             decodes=tuple(self.decodes),
         )
 
@@ -159,7 +158,7 @@ class Timekeeper:
         """A fork shares the prefill of the choice it comes from."""
         first.attached.remove(fork)
         fork.chunks, fork.first_scheduled_ns = list(first.chunks), first.first_scheduled_ns
-        fork.held, fork.kernel_ns = first.held, first.kernel_ns
+        fork.waits, fork.kernel_ns = first.waits, first.kernel_ns
 
     def _release(self, attached: list[Times], now: int) -> None:
         """Those that could not be forked wait in the queue from now on."""
@@ -173,11 +172,11 @@ class Timekeeper:
         """What it waited for goes to the preemption that made it wait, or to its arrival."""
         if times.wait is None:
             return
-        held, times.wait = self._queue.end(times.wait, now), None
+        waits, times.wait = self._queue.end(times.wait, now), None
         if times.preemptions:
-            times.preemptions[-1] = replace(times.preemptions[-1], held=held)
+            times.preemptions[-1] = replace(times.preemptions[-1], waits=waits)
         else:
-            times.held = held
+            times.waits = waits
 
     def _preempted(self, preemptions: Iterable[Preemption], now: int) -> None:
         for preemption in preemptions:

@@ -1,6 +1,6 @@
 """`/v1/chat/completions` and `/v1/completions`: from a request's body to the last byte of its reply."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,11 +10,9 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from twostep.engine.collector import Event
-from twostep.engine.outputs import RequestOutput
-from twostep.engine.process.client import EngineClient
-from twostep.engine.process.messages import Accepted, Submit
-from twostep.errors import TwostepError
+from twostep.engine.backend import Accepted, Submit
+from twostep.engine.outputs import Event, RequestOutput
+from twostep.errors import EngineDiedError, TwostepError
 from twostep.openai_api.api_request import ApiRequest, read_request
 from twostep.openai_api.response_format import with_field_name
 from twostep.openai_api.responses import ID_PREFIX, Chunks, sliced_body
@@ -36,10 +34,10 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises `TwostepError` if the request fails before anything is sent."""
         state = self._state
-        client, _ = state.engine()
+        state.check_accepting()
         with suppress(ClientGoneError):
             async with state.bodies.read(Request(scope, receive)) as body:
-                exchange = Exchange(state, client, scope, send)
+                exchange = Exchange(state, scope, send)
                 async with exchange.recorded():
                     await self._run(exchange, body, receive)
 
@@ -54,11 +52,15 @@ class Completions:
 class Exchange:
     """One request for tokens whose body has arrived, and its reply."""
 
-    def __init__(self, state: ServerState, client: EngineClient, scope: Scope, send: Send) -> None:
-        self._state, self._client, self._scope, self._send = state, client, scope, send
+    def __init__(self, state: ServerState, scope: Scope, send: Send) -> None:
+        self._state, self._scope, self._send = state, scope, send
         self._path: str = scope["path"]
         self._received_ns = monotonic_ns()
         self._arrived_s, self._unique = time(), uuid4().hex
+        self._served = state.models[0]
+        """The model that the body names, once the body is parsed."""
+        self._failed = False
+        """The backend's worker failed: no more outputs of this request arrive."""
         self._form_ns: int | None = None
         self._submitted: _Submitted | None = None
 
@@ -70,9 +72,9 @@ class Exchange:
         admission.resize(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
-        self._client, _ = self._state.living_engine()  # it may have been restarted since the request arrived
+        self._served.available()  # again, as the body may have taken long
         self._submitted = _Submitted(request, [submit.id for submit in submits], self._sender(request), monotonic_ns())
-        async with self._submitted.sender.kept_alive(), aclosing(self._client.follow_all(submits)) as events:
+        async with self._submitted.sender.kept_alive(), aclosing(self._events(submits)) as events:
             async for event in events:
                 await self._submitted.handle(event)
         await self._submitted.sender.end(self._submitted.ordered_outputs)
@@ -87,6 +89,7 @@ class Exchange:
             self._record(LEFT)
             raise
         except TwostepError as error:
+            self._failed = isinstance(error, EngineDiedError)
             if self._submitted is not None:
                 error = with_field_name(error, self._submitted.request.form_field)
             failure = api_error(error)
@@ -98,7 +101,9 @@ class Exchange:
     def _parse(self, body: bytearray) -> ApiRequest:
         """Runs in a thread: tokenizing a long prompt takes long."""
         state = self._state
-        return read_request(self._path, parse(body), state.model, state.names, state.prompt_bounds)
+        fields = parse(body)
+        self._served = state.named(fields.get("model") if isinstance(fields, dict) else None)
+        return read_request(self._path, fields, self._served.model, state.names, self._served.prompt_bounds)
 
     async def _check_structured_output(self, request: ApiRequest) -> None:
         """A new form takes as long as many a prompt, so the latency breakdown has a line for it."""
@@ -115,8 +120,11 @@ class Exchange:
             for number, prompt in enumerate(request.prompts)
         ]
 
+    def _events(self, submits: Sequence[Submit]) -> AsyncGenerator[Event | Accepted]:
+        return self._served.backend.submit(submits, on_late_output=self._state.finished.add_late_output)
+
     def _sender(self, request: ApiRequest) -> Sender:
-        tokenizer, unique = self._state.model.tokenizer, self._unique
+        tokenizer, unique = self._served.model.tokenizer, self._unique
         created_s, received_ns = int(self._arrived_s), self._received_ns
         if request.stream:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
@@ -152,7 +160,7 @@ class Exchange:
             status=status,
             outputs=tuple(submitted.outputs.values()),
             prompt_ids=tuple(submitted.ids),
-            awaited=() if self._client.died else submitted.awaited,
+            awaited=() if self._failed else submitted.awaited,
             cache_salt=submitted.request.cache_salt,
             form_ns=self._form_ns,
         )

@@ -13,22 +13,21 @@ from twostep.openai_api.api_error import ApiError
 from twostep.server.effective import effective
 from twostep.server.http.error_replies import error_response
 from twostep.server.http.replies import JsonReply
-from twostep.server.observe.prometheus_metrics import CONTENT_TYPE, ServerStatus
+from twostep.server.observe.prometheus_metrics import CONTENT_TYPE, dropped_lines, exposition, of_workers
 from twostep.server.state import ServerState
 
 
 def problem(state: ServerState) -> ApiError | None:
     """Why the process should be restarted; None if it should not, for example while an engine loads the model."""
-    client = state.client
-    if client is None or (client.died and state.restarting):
-        return None
-    if client.died:
-        return ApiError(str(client.died), status=503, code="engine_died")
-    stalled_s = state.progress.stalled_s(client)
-    if stalled_s <= state.config.stall_s:
-        return None
-    pending = f"{client.outstanding} requests are pending and no step has completed for {stalled_s:.0f} s"
-    return ApiError(pending, status=503, code="stalled")
+    for served in state.models:
+        backend = served.backend
+        if backend.phase == "failed":
+            return ApiError(str(backend.error), status=503, code="engine_died")
+        stalled_s = max((worker.stalled_s for worker in backend.workers()), default=0.0)
+        if stalled_s > state.config.stall_s:
+            pending = f"{backend.outstanding} requests are pending and no step has completed for {stalled_s:.0f} s"
+            return ApiError(pending, status=503, code="stalled")
+    return None
 
 
 class ServerInfo:
@@ -41,16 +40,17 @@ class ServerInfo:
         """Status 503 if the process should be restarted: the engine died for good, or is stuck with pending work."""
         if (found := problem(self._state)) is not None:
             return error_response(found)
-        client = self._state.client
-        if client is None:
-            return JsonReply({"status": "loading"})
-        if client.died:
-            return JsonReply({"status": "restarting"})
-        return JsonReply({"status": "ok", "pending": client.outstanding})
+        phases = [served.backend.phase if served.prepared else "loading" for served in self._state.models]
+        for phase in ("loading", "restarting"):
+            if phase in phases:
+                return JsonReply({"status": phase})
+        pending = sum(served.backend.outstanding for served in self._state.models)
+        return JsonReply({"status": "ok", "pending": pending})
 
     async def ready(self, request: Request) -> Response:
         """Status 503 while the model loads, during shutdown, and when the engine has died."""
-        self._state.engine()
+        for served in self._state.models:
+            self._state.check_accepting(served)
         return JsonReply({"status": "ready"})
 
     async def models(self, request: Request) -> Response:
@@ -66,28 +66,27 @@ class ServerInfo:
 
     async def config(self, request: Request) -> Response:
         """The settings in effect, where each was set, and how the derived ones were computed."""
-        _, ready = self._state.engine()
-        return JsonReply(effective(self._state.config, ready))
+        return JsonReply(effective(self._state.config, self._state.check_accepting(self._state.models[0])))
 
     async def metrics(self, request: Request) -> Response:
         """As of the engine's last message: it does not wait for a step."""
-        client, supervisor = self._state.client, self._state.supervisor
-        status = ServerStatus(
-            up=client is not None and client.died is None,
-            restarts=supervisor.restarts if supervisor else 0,
-            dropped_lines=self._state.dropped_lines(),
-        )
-        text = self._state.metrics.text(self._state.names[0], client.snapshot if client else None, status)
-        return Response(text, headers={"content-type": CONTENT_TYPE})
+        state = self._state
+        first, *others = [
+            (served.names[0], [*served.metrics.of_replies(), *of_workers(served.backend.workers())])
+            for served in state.models
+        ]
+        first[1].extend([*state.http_replies.families(), dropped_lines(state.dropped_lines())])
+        return Response(exposition([first, *others]), headers={"content-type": CONTENT_TYPE})
 
     def _model(self, name: str) -> dict[str, Any]:
-        _, ready = self._state.engine()
+        served = self._state.named(name)
+        capabilities = self._state.check_accepting(served)
         return {
             "id": name,
             "object": "model",
             "created": self._state.started_s,
             "owned_by": "twostep",
-            "root": self._state.model.path.name,
+            "root": served.model.path.name,
             "parent": None,
-            "max_model_len": ready.longest,
+            "max_model_len": capabilities.max_sequence_tokens,
         }

@@ -54,10 +54,12 @@ def error_response(error: ApiError) -> Response:
 
 
 async def on_twostep_error(request: Request, error: Exception) -> Response:
-    """Removes the model's folder from the message: it is not for clients."""
+    """Removes the models' folders from the message: it is not for clients."""
     assert isinstance(error, TwostepError)
-    reply, folder = api_error(error), str(request.app.state.model_folder)
-    message = str(reply).replace(f"{folder}/", "")
+    reply = api_error(error)
+    message = str(reply)
+    for folder in request.app.state.model_folders:
+        message = message.replace(f"{folder}/", "")
     return error_response(ApiError(message, status=reply.status, param=reply.param, code=reply.code))
 
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from twostep.engine.collector import Delta, Event
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, Event, RequestOutput
 from twostep.openai_api.api_error import ApiError
 from twostep.openai_api.json_text import encode, pieces
 from twostep.openai_api.responses import DONE, Chunks, error_event

@@ -88,7 +88,7 @@ class FinishedRequests:
         self._expire()
 
     def add_late_output(self, output: RequestOutput) -> None:
-        """Adds the output of a cancelled prompt (`EngineClient.unawaited`); it may arrive before its reply."""
+        """Adds the output of a cancelled prompt (see `Backend.submit`); it may arrive before its reply."""
         owner = self._owner.pop(output.id, None)
         if owner is None:
             self._early[output.id] = output

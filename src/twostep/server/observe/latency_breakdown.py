@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from twostep.core.reasons import Why
-from twostep.engine.outputs import ChoiceOutput, ChunkTime, DecodeTime, Held, Preemption, Timeline
+from twostep.engine.outputs import ChoiceOutput, ChunkTime, DecodeTime, PreemptionTime, Timeline, WaitTime
 from twostep.server.observe.finished_requests import Reply
 from twostep.server.observe.verdict import verdict
 
-_Item = ChunkTime | DecodeTime | Preemption
+_Item = ChunkTime | DecodeTime | PreemptionTime
 
 Parts = dict[str, int]
 """Nanoseconds by what they were spent on:
@@ -187,9 +187,9 @@ def _lines(reply: Reply, choice: ChoiceOutput, last: _End) -> Iterator[Line]:
     yield _plain("structured output checked", read_ns, reply.submitted_ns, "form")
     yield _plain("passed to the engine, between two steps", reply.submitted_ns, line.arrival_ns, "queue")
     if line.first_scheduled_ns is None:
-        yield _queued(line.arrival_ns, finish_ns, line.held, choice.index)
+        yield _queued(line.arrival_ns, finish_ns, line.waits, choice.index)
     else:
-        yield _queued(line.arrival_ns, line.first_scheduled_ns, line.held, choice.index)
+        yield _queued(line.arrival_ns, line.first_scheduled_ns, line.waits, choice.index)
         yield from _served(line, line.first_scheduled_ns, finish_ns)
     if reply.sent_ns > finish_ns:
         yield from _answered(finish_ns, reply.sent_ns, last)
@@ -206,11 +206,11 @@ def _answered(finish_ns: int, sent_ns: int, last: _End) -> Iterator[Line]:
 
 def _served(line: Timeline, now: int, finish_ns: int) -> Iterator[Line]:
     """Lines from the first step with a token of the choice to its end."""
-    waiting: Preemption | None = None
+    waiting: PreemptionTime | None = None
     reached = 0
     items: list[_Item] = [*line.chunks, *line.decodes, *line.preemptions]
     for item in sorted(items, key=_starts):
-        if isinstance(item, Preemption):
+        if isinstance(item, PreemptionTime):
             yield _before(item, now)
             waiting, now, reached = item, item.at_ns, max(reached, item.tokens_lost)
             continue
@@ -224,43 +224,43 @@ def _served(line: Timeline, now: int, finish_ns: int) -> Iterator[Line]:
 
 
 def _starts(item: _Item) -> tuple[int, int]:
-    return (item.at_ns, 0) if isinstance(item, Preemption) else (item.start_ns, 1)
+    return (item.at_ns, 0) if isinstance(item, PreemptionTime) else (item.start_ns, 1)
 
 
 def _plain(what: str, start_ns: int, end_ns: int, part: str) -> Line:
     return Line(what, start_ns, end_ns, {part: end_ns - start_ns})
 
 
-def _queued(start_ns: int, end_ns: int, held: tuple[Held, ...], index: int) -> Line:
-    blocks_ns = sum(one.ns for one in held if one.reason.why is Why.NO_BLOCKS)
+def _queued(start_ns: int, end_ns: int, waits: tuple[WaitTime, ...], index: int) -> Line:
+    blocks_ns = sum(one.ns for one in waits if one.reason.why is Why.NO_BLOCKS)
     parts = {"queue": end_ns - start_ns - blocks_ns} | ({"blocks": blocks_ns} if blocks_ns else {})
-    return Line("queued", start_ns, end_ns, parts, {"held": _held(held, end_ns - start_ns, index)})
+    return Line("queued", start_ns, end_ns, parts, {"held": _wait_reasons(waits, end_ns - start_ns, index)})
 
 
-def _held(held: tuple[Held, ...], whole_ns: int, index: int = 0) -> list[dict[str, Any]]:
+def _wait_reasons(waits: tuple[WaitTime, ...], whole_ns: int, index: int = 0) -> list[dict[str, Any]]:
     """Reasons for waiting, with their times. The rest passed before the first step that could have admitted it; further
     choices wait until the first one's prompt is computed, to share its blocks."""
-    rest_ns = whole_ns - sum(one.ns for one in held)
+    rest_ns = whole_ns - sum(one.ns for one in waits)
     reasons = [
         {"why": one.reason.why.name.lower(), "words": one.reason.words(), "ns": one.ns, "steps": one.steps}
-        for one in held
+        for one in waits
     ]
     words = "waited for the first choice to compute the prompt" if index else "waited for the next step to begin"
     rest = {"why": "first_choice" if index else "next_step", "words": words, "ns": rest_ns, "steps": None}
     return [*reasons, rest] if rest_ns else reasons
 
 
-def _preempted(preemption: Preemption, end_ns: int) -> Line:
+def _preempted(preemption: PreemptionTime, end_ns: int) -> Line:
     whole_ns = end_ns - preemption.at_ns
     details = {
         "lost_tokens": preemption.tokens_lost,
         "why": None if preemption.reason is None else preemption.reason.words(),
-        "held": _held(preemption.held, whole_ns),
+        "held": _wait_reasons(preemption.waits, whole_ns),
     }
     return Line("preempted", preemption.at_ns, end_ns, {"preempted": whole_ns}, details)
 
 
-def _before(preemption: Preemption, now: int) -> Line:
+def _before(preemption: PreemptionTime, now: int) -> Line:
     """Time since the last step with a token of the sequence; the step itself, if it failed."""
     if preemption.reason is not None and preemption.reason.why is Why.STEP_FAILED:
         return _plain("failed step", now, preemption.at_ns, "preempted")

@@ -7,16 +7,19 @@ The text format is our own code, as our histograms are counts from the engine's 
 value.
 """
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import reduce
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
+from twostep.engine.backend import Snapshot, Worker
 from twostep.engine.outputs import ChoiceOutput
-from twostep.engine.process.messages import Snapshot
-from twostep.engine.timing.histogram import Counted, Histogram
-from twostep.engine.timing.meter import KINDS, STEP_S, STEP_TOKENS
+from twostep.engine.timing.meter import KINDS, STEP_S, STEP_TOKENS, Counted, Histogram
 from twostep.server.observe.finished_requests import LEFT, Reply
 
 # --- text format ------------------------------------------------------------------------------------------------------
@@ -37,16 +40,22 @@ class Family(NamedTuple):
     bounds: Sequence[float] = ()
 
 
-def exposition(families: Iterable[Family], labels: Labels) -> str:
-    """The text of all families; `labels` are added to every sample."""
-    return "".join(f"{line}\n" for family in families for line in _lines(family, labels))
+def exposition(models: Iterable[tuple[str, Iterable[Family]]]) -> str:
+    """The text of each model's families, by name. Samples get the model's name as a label; families of several models
+    are merged."""
+    merged: dict[str, Family] = {}
+    for model, families in models:
+        for family in families:
+            samples = [({"model_name": model, **labels}, value) for labels, value in family.samples]
+            known = merged.get(family.name)
+            merged[family.name] = family._replace(samples=[*known.samples, *samples] if known else samples)
+    return "".join(f"{line}\n" for family in merged.values() for line in _lines(family))
 
 
-def _lines(family: Family, common: Labels) -> Iterator[str]:
+def _lines(family: Family) -> Iterator[str]:
     yield f"# HELP {family.name} {_escaped(family.about)}"
     yield f"# TYPE {family.name} {family.kind}"
-    for own, value in family.samples:
-        labels = {**common, **own}
+    for labels, value in family.samples:
         if isinstance(value, Counted):
             yield from _histogram_lines(family, labels, value)
         else:
@@ -103,14 +112,28 @@ _SIZES = {
 }
 
 
-class ServerStatus(NamedTuple):
-    """Values of the server itself."""
+class HttpReplies:
+    """Counts HTTP replies of all models."""
 
-    up: bool
-    """The engine accepts requests."""
-    restarts: int = 0
-    dropped_lines: int = 0
-    """Dropped lines of the log."""
+    def __init__(self) -> None:
+        self._replies: Counter[tuple[str, int]] = Counter()
+
+    def count(self, path: str, status: int) -> None:
+        """Counts a reply."""
+        self._replies[path, status] += 1
+
+    def families(self) -> Iterator[Family]:
+        by_status = [({"path": path, "status": str(status)}, n) for (path, status), n in self._replies.items()]
+        yield _counter("http_requests_total", "HTTP requests, by path and status.", *by_status)
+        yield _counter("requests_rejected_total", "Requests for tokens that were refused.", *self._rejected())
+
+    def _rejected(self) -> Iterator[tuple[Labels, int]]:
+        """By status: 429 queue full, 503 not ready, 413 body too long, ..."""
+        refused: Counter[int] = Counter()
+        for (path, status), count in self._replies.items():
+            if path in TOKEN_PATHS and (status == 503 or 400 <= status < 500):
+                refused[status] += count
+        yield from (({"status": str(status)}, count) for status, count in sorted(refused.items()))
 
 
 class Metrics:
@@ -120,14 +143,9 @@ class Metrics:
         self._times = {name: Histogram(REQUEST_S) for name in _TIMES}
         self._sizes = {name: Histogram(TOKENS) for name in _SIZES}
         self._finished = Counter(dict.fromkeys(FINISH_REASONS, 0))
-        self._replies: Counter[tuple[str, int]] = Counter()
         self._prompt_tokens = self._cached_tokens = self._left = 0
 
     # --- counting -------------------------------------------------------------------------------------------------
-
-    def count_reply(self, path: str, status: int) -> None:
-        """Counts an HTTP reply."""
-        self._replies[path, status] += 1
 
     def add_reply(self, reply: Reply) -> None:
         """Counts a reply that has ended and has all its outputs."""
@@ -151,36 +169,17 @@ class Metrics:
 
     # --- text -----------------------------------------------------------------------------------------------------
 
-    def text(self, model: str, snapshot: Snapshot | None, status: ServerStatus) -> str:
-        """Prometheus' text. Before the engine's first message its metrics are missing, not zero. A dead engine has no
-        running or waiting sequences."""
-        if snapshot is not None and not status.up:
-            snapshot = replace(snapshot, running=0, waiting=0, kv_blocks_free=snapshot.kv_blocks)
-        families = [*self._of_replies(), *_of_server(status), *(_of_engine(snapshot) if snapshot else ())]
-        return exposition(families, {"model_name": model})
-
-    def _of_replies(self) -> Iterator[Family]:
+    def of_replies(self) -> Iterator[Family]:
         for name, about in _TIMES.items():
             yield _histogram(f"{name}_seconds", about, self._times[name])
         for name, about in _SIZES.items():
             yield _histogram(name, about, self._sizes[name])
         by_reason = [({"finished_reason": reason}, count) for reason, count in self._finished.items()]
         yield _counter("request_success_total", "Answers that ended, by finish reason.", *by_reason)
-        by_status = [({"path": path, "status": str(status)}, n) for (path, status), n in self._replies.items()]
-        yield _counter("http_requests_total", "HTTP requests, by path and status.", *by_status)
-        yield _counter("requests_rejected_total", "Requests for tokens that were refused.", *self._rejected())
         yield _counter("requests_aborted_total", "Requests whose client left.", ({}, self._left))
         yield _counter("prompt_tokens_total", "Prompt tokens of requests that ended.", ({}, self._prompt_tokens))
         about = "Prompt tokens of requests that ended whose KV was found in the prefix cache."
         yield _counter("prompt_tokens_cached_total", about, ({}, self._cached_tokens))
-
-    def _rejected(self) -> Iterator[tuple[Labels, int]]:
-        """By status: 429 queue full, 503 not ready, 413 body too long, ..."""
-        refused: Counter[int] = Counter()
-        for (path, status), count in self._replies.items():
-            if path in TOKEN_PATHS and (status == 503 or 400 <= status < 500):
-                refused[status] += count
-        yield from (({"status": str(status)}, count) for status, count in sorted(refused.items()))
 
 
 TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
@@ -209,11 +208,42 @@ def _ended_times(reply: Reply, choice: ChoiceOutput) -> dict[str, float | None]:
     }
 
 
-def _of_server(status: ServerStatus) -> Iterator[Family]:
-    yield _gauge("engine_up", "1 while the engine's process runs and has loaded the model.", int(status.up))
-    yield _counter("engine_restarts_total", "Restarts of an engine that died.", ({}, status.restarts))
+def of_workers(workers: Sequence[Worker]) -> Iterator[Family]:
+    """Metrics of a backend, summed over its workers. Before their first message they are missing, not zero."""
+    yield _gauge("engine_up", "1 while the engine's process runs and has loaded the model.", int(_all_up(workers)))
+    restarts = sum(worker.restarts for worker in workers)
+    yield _counter("engine_restarts_total", "Restarts of an engine that died.", ({}, restarts))
+    snapshots = [_now(worker.snapshot, up=worker.up) for worker in workers if worker.snapshot is not None]
+    if snapshots:
+        yield from _of_engine(reduce(_sum, snapshots))
+
+
+def _all_up(workers: Sequence[Worker]) -> bool:
+    return bool(workers) and all(worker.up for worker in workers)
+
+
+def _now(snapshot: Snapshot, *, up: bool) -> Snapshot:
+    """The snapshot; a worker that is down has no running or waiting sequences."""
+    return snapshot if up else replace(snapshot, running=0, waiting=0, kv_blocks_free=snapshot.kv_blocks)
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Adds two values of the same type field by field: snapshots, their histograms and totals."""
+    match one:
+        case int() | float():
+            return one + other
+        case Counted():
+            return Counted(tuple(map(operator.add, one.counts, other.counts)), one.total + other.total)
+        case dict():
+            both = one.keys() & other.keys()
+            return {**one, **other, **{key: _sum(one[key], other[key]) for key in both}}
+    names = one.__struct_fields__ if isinstance(one, Struct) else one.__dataclass_fields__
+    return type(one)(*(_sum(getattr(one, name), getattr(other, name)) for name in names))
+
+
+def dropped_lines(count: int) -> Family:
     about = "Log lines dropped because nothing read them in time."
-    yield _counter("log_lines_dropped_total", about, ({}, status.dropped_lines))
+    return _counter("log_lines_dropped_total", about, ({}, count))
 
 
 def _of_engine(now: Snapshot) -> Iterator[Family]:

@@ -4,17 +4,18 @@ No thread of its own drives the engine: whoever waits for an answer takes a turn
 for all. Turns are given in the order in which they were asked for, so that whoever submits comes between two steps.
 """
 
+import signal
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Condition, Lock
+from threading import Condition, Lock, current_thread, main_thread
 from time import sleep
+from types import FrameType, TracebackType
+from typing import Any
 
-from twostep.engine.collector import Event
 from twostep.engine.engine import Engine
-from twostep.engine.interrupts import Undisturbed
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import TwostepError
 from twostep.processes import Owner
@@ -35,13 +36,13 @@ class Call:
 
 
 class SharedEngine:
-    """Safe to use from several threads. Signals wait while the engine's books are open (see `Undisturbed`)."""
+    """Safe to use from several threads. Signals wait while the engine's books are open (see `SignalDelay`)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._owner = Owner("this LLM")
-        self._undisturbed = Undisturbed(hurry=engine.stop_step)
-        self._turns = Turns()
+        self._signals = SignalDelay(hurry=engine.stop_step)
+        self._lock = Turns()
         self._calls: dict[str, Call] = {}
         """By the ids of open requests."""
         self._left: deque[Call] = deque()
@@ -120,7 +121,7 @@ class SharedEngine:
     def turn(self) -> Iterator[None]:
         """The right to use the engine. Waits until those who asked before have had it."""
         self._owner.check()
-        with self._undisturbed, self._turns:
+        with self._signals, self._lock:
             try:
                 yield
             finally:
@@ -155,13 +156,13 @@ class SharedEngine:
     def _clear_up(self) -> None:
         """Those who left while another had the turn, which may not have seen it any more."""
         while self._left:
-            with self._undisturbed:
-                if not self._turns.take_if_free():
+            with self._signals:
+                if not self._lock.acquire_if_free():
                     return
                 try:
                     self._abort_left()
                 finally:
-                    self._turns.give_back()
+                    self._lock.release()
 
     def _abort_left(self) -> None:
         """Within a turn. The last to leave waits until the engine has nothing to do."""
@@ -197,9 +198,9 @@ class Turns:
                 raise
 
     def __exit__(self, *_: object) -> None:
-        self.give_back()
+        self.release()
 
-    def take_if_free(self) -> bool:
+    def acquire_if_free(self) -> bool:
         """Takes it unless somebody has it or waits for it. Does not wait."""
         if not self._changed.acquire(blocking=False):
             return False
@@ -211,8 +212,58 @@ class Turns:
         finally:
             self._changed.release()
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """To who has waited longest."""
         with self._changed:
             self._queue.popleft()
             self._changed.notify()
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Those whose handlers raise: Python's own for Ctrl-C, the command's for an orderly end."""
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class SignalDelay:
+    """Within `with`, signals wait; then the last that came gets its handler. `with` may be nested, and used by several
+    threads.
+
+    Only the main thread has anything to hold back: handlers run nowhere else. Those that are not Python's stay.
+    """
+
+    def __init__(self, hurry: Callable[[], None] = lambda: None) -> None:
+        """`hurry` is called when a signal comes, in the midst of things: it may make the end come soon."""
+        self._hurry = hurry
+        self._depth = 0
+        self._handlers: dict[int, Handler] = {}
+        self._came: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> None:
+        if current_thread() is not main_thread():
+            return
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self._came = None
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._handlers[number] = handler
+                signal.signal(number, self._note)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if current_thread() is not main_thread():
+            return
+        self._depth -= 1
+        if self._depth:
+            return
+        handlers, self._handlers = self._handlers, {}
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if self._came:
+            handlers[self._came[0]](*self._came)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = number, frame
+        self._hurry()
