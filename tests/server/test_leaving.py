@@ -333,7 +333,7 @@ def test_sigterm_lets_streams_finish(default_model_path: Path) -> None:
         assert served.wait(60) == 0
         assert served.stderr is not None
         [said] = served.stderr.read().splitlines()
-        assert said.startswith("twostep: ending; 1 under way may finish, for 300 s at most")
+        assert said.startswith("twostep: shutting down; 1 in progress, up to 300 s to finish; signal again to exit now")
 
 
 def test_sigterm_cuts_streams_at_the_deadline(default_model_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_sigterm_leaves_whoever_does_not_read(default_model_path: Path) -> None:
         assert served.wait(20) == 0
         assert served.stderr is not None
         [said] = served.stderr.read().splitlines()
-        assert said.startswith("twostep: ending; 1 under way")
+        assert said.startswith("twostep: shutting down; 1 in progress")
 
 
 def test_a_second_signal_ends_at_once(default_model_path: Path) -> None:
