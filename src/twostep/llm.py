@@ -15,8 +15,8 @@ from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
-from twostep.engine.progress import RequestProgress
 from twostep.engine.refusals import refused
+from twostep.engine.request_progress import RequestProgress
 from twostep.engine.shared_engine import Call, SharedEngine
 from twostep.engine.text.conversation import Message, read_messages
 from twostep.errors import InvalidParameterError, TwostepError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.openai_api.chunks import error_event
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.json_text import Many, encode, pieces, plain

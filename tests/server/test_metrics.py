@@ -24,7 +24,7 @@ from twostep.engine.backend import Snapshot, Worker
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
-from twostep.engine.process.host import EngineHost
+from twostep.engine.process.engine_host import EngineHost
 from twostep.engine.step import cores
 from twostep.engine.timing.meter import Histogram
 from twostep.openai_api.errors import ApiError

@@ -11,7 +11,7 @@ from twostep.engine.outputs import ChoiceEnd, ChoiceOutput, Delta, Event, Reques
 from twostep.engine.outputs import FinishReason as FinishName
 from twostep.engine.params import SamplingParams
 from twostep.engine.text.answer import Answer
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.text.text_stream import NoText, TextStream
 from twostep.engine.timing.timekeeper import StepEnd, Timekeeper, Times
 from twostep.errors import SamplingError

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from twostep.core.reasons import WHOLE, Reason
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.metrics import times
 
 FinishReason = Literal["stop", "length", "abort", "error"]

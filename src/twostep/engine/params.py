@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.engine.refusals import check_names, shown
-from twostep.engine.text.structured import StructuredOutput
+from twostep.engine.text.structured_output import StructuredOutput
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.sampling import MAX_TOKEN, TokenSampling, check_integer
 

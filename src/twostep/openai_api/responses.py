@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.json_text import Many, plain

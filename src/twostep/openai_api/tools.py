@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twostep.engine.refusals import shown
-from twostep.engine.text.structured import StructuredOutput, with_json_options
+from twostep.engine.text.structured_output import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.fields import Fields

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.engine.text.literals import needed_characters, plain_gbnf
-from twostep.engine.text.structured import StructuredOutput, with_json_options
+from twostep.engine.text.structured_output import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.model.tokenizer import Tokenizer
 

@@ -17,7 +17,7 @@ import uvicorn
 from twostep.background import background_output
 from twostep.engine.backend import Capabilities
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.local import LocalBackend
+from twostep.engine.process.local_backend import LocalBackend
 from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.openai_api.errors import ApiError
