@@ -14,7 +14,7 @@ import pytest
 
 from twostep import processes
 from twostep.engine.text import form_worker
-from twostep.engine.text.structured import StructuredOutput
+from twostep.engine.text.structured_output import StructuredOutput
 from twostep.errors import InvalidParameterError, WorkerFailedError
 from twostep.model.template import ChatTemplate
 from twostep.processes import environment, python, twostep_module
@@ -70,7 +70,7 @@ class TestChildren:
         assert_not_sprung(trap)
 
     def test_a_module_is_of_the_package_that_runs(self, trap: Path) -> None:
-        command = twostep_module("twostep.engine.process.host", "1000")
+        command = twostep_module("twostep.engine.process.engine_host", "1000")
         ended = subprocess.run(command, cwd=trap, env=environment(), capture_output=True, text=True, check=False)
         assert "Bad file descriptor" in ended.stderr, "it has to reach its own main, which wants a socket"
         assert_not_sprung(trap)

@@ -15,7 +15,7 @@ _HOMES = {
     "LLM": "twostep.llm",
     "RequestOutput": "twostep.engine.outputs",
     "SamplingParams": "twostep.engine.params",
-    "StructuredOutput": "twostep.engine.text.structured",
+    "StructuredOutput": "twostep.engine.text.structured_output",
 }
 __all__ = [*_HOMES]
 

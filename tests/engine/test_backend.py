@@ -16,7 +16,7 @@ from twostep.engine.backend import Accepted, Backend, Submit
 from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Delta, RequestOutput
 from twostep.engine.params import SamplingParams
-from twostep.engine.process.local import LocalBackend
+from twostep.engine.process.local_backend import LocalBackend
 from twostep.errors import ContextLengthError, EngineDiedError, MemoryPlanError
 
 T = TypeVar("T")
@@ -284,7 +284,7 @@ def test_an_answer_that_is_too_large_fails_its_request_only(monkeypatch: pytest.
     from support.messages import whole_output
 
     from twostep.engine.process import wire
-    from twostep.engine.process.host import EngineHost
+    from twostep.engine.process.engine_host import EngineHost
     from twostep.engine.process.messages import Refused, StepEnded
 
     sent: list[StepEnded] = []

@@ -18,7 +18,7 @@ from twostep.engine.engine import Engine
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.text.constraint import LIMITS, Constraint, Grammars
-from twostep.engine.text.structured import ANY_OBJECT, MAX_CHARACTERS, StructuredOutput
+from twostep.engine.text.structured_output import ANY_OBJECT, MAX_CHARACTERS, StructuredOutput
 from twostep.errors import InvalidParameterError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.openai_api.api_error import ApiError

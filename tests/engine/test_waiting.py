@@ -17,7 +17,7 @@ from twostep.engine import engine as engine_module
 from twostep.engine.backend import Submit
 from twostep.engine.engine import Engine
 from twostep.engine.params import SamplingParams
-from twostep.engine.process.host import EngineHost
+from twostep.engine.process.engine_host import EngineHost
 from twostep.engine.process.messages import FromEngine, ToEngine
 from twostep.engine.shared_engine import IDLE_LOOK_S
 from twostep.engine.step.worker import Worker

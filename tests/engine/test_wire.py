@@ -45,8 +45,8 @@ from twostep.engine.process.wire import (
     WireError,
     framed,
 )
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
-from twostep.engine.text.structured import StructuredOutput
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.structured_output import StructuredOutput
 from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
 from twostep.turns import take_short_turns
 

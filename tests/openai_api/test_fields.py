@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from twostep.engine.text.structured import ANY_OBJECT, StructuredOutput
+from twostep.engine.text.structured_output import ANY_OBJECT, StructuredOutput
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.model.template import ChatTemplate
 from twostep.openai_api.api_error import ApiError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.openai_api.api_error import ApiError
 from twostep.openai_api.json_text import Many, encode, pieces, plain
 from twostep.openai_api.responses import error_event

@@ -10,7 +10,7 @@ from support.small_vocabulary import small_tokenizer_metadata
 
 from twostep.engine.outputs import ChoiceOutput, ChunkTime, Delta, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.text.text_stream import TextStream
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer

@@ -22,7 +22,7 @@ from twostep.core.reasons import Reason, Why
 from twostep.engine.collector import Collector
 from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline, WaitTime
 from twostep.engine.params import SamplingParams
-from twostep.engine.step import cores
+from twostep.engine.step import executor as executor_module
 from twostep.engine.timing.timekeeper import StepEnd
 from twostep.kernels.step import StepCancelledError
 from twostep.server.observe.breakdown_text import breakdown_lines, collapsed
@@ -371,7 +371,7 @@ def test_decodes_are_the_steps_that_gave_a_token_and_no_chunk(
 @SETTINGS
 def test_time_without_a_core_is_that_of_the_steps(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the process had got no CPU time at all: the calls of the kernels were waiting and nothing else."""
-    monkeypatch.setattr(cores, "process_time_ns", lambda: 0)
+    monkeypatch.setattr(executor_module, "process_time_ns", lambda: 0)
     with watched(monkeypatch) as seen:
         outputs = served(CROWD, **settings)
     by_step = {end.step.plan.step: end for end in seen.ends}
@@ -384,7 +384,7 @@ def test_time_without_a_core_is_that_of_the_steps(settings: dict[str, Any], monk
 
 
 def test_nothing_is_said_of_cores_where_the_threads_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "process_time_ns", lambda: 0)
+    monkeypatch.setattr(executor_module, "process_time_ns", lambda: 0)
     for made in served(CROWD[:3], executor="reference").values():
         for choice in made.choices:
             assert {item.starved_ns for item in (*choice.timeline.chunks, *choice.timeline.decodes)} == {0}

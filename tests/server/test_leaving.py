@@ -22,10 +22,10 @@ from support.raw_http import connected, posted, rest
 
 from twostep.engine.backend import Snapshot
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.local import LocalBackend
+from twostep.engine.process.local_backend import LocalBackend
 from twostep.server.config import ServerConfig
+from twostep.server.front import ONE_SIGNAL_S, serve
 from twostep.server.http.listening import AddressError
-from twostep.server.run import ONE_SIGNAL_S, serve
 
 LONG: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 4000, "ignore_eos": True}
 
@@ -287,16 +287,16 @@ sys.addaudithook(no_network)
 
 from twostep.engine.config import EngineConfig
 from twostep.server.config import ServerConfig
-from twostep.server import run
+from twostep.server import front
 
-def listen(config, listen=run.listen):
+def listen(config, listen=front.listen):
     listeners = listen(config)  # the system takes little of what clients do not read
     listeners.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return listeners
 
-run.listen = listen
+front.listen = listen
 config = ServerConfig(port=int(sys.argv[3]), drain_s=float(sys.argv[2]), served_model_names=("small",), log="off")
-run.serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, *_: print(config.port, flush=True))
+front.serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, *_: print(config.port, flush=True))
 """
 
 
@@ -333,7 +333,7 @@ def test_sigterm_lets_streams_finish(default_model_path: Path) -> None:
         assert served.wait(60) == 0
         assert served.stderr is not None
         [said] = served.stderr.read().splitlines()
-        assert said.startswith("twostep: ending; 1 under way may finish, for 300 s at most")
+        assert said.startswith("twostep: shutting down; 1 in progress, up to 300 s to finish; signal again to exit now")
 
 
 def test_sigterm_cuts_streams_at_the_deadline(default_model_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_sigterm_leaves_whoever_does_not_read(default_model_path: Path) -> None:
         assert served.wait(20) == 0
         assert served.stderr is not None
         [said] = served.stderr.read().splitlines()
-        assert said.startswith("twostep: ending; 1 under way")
+        assert said.startswith("twostep: shutting down; 1 in progress")
 
 
 def test_a_second_signal_ends_at_once(default_model_path: Path) -> None:

@@ -17,8 +17,8 @@ import httpx
 import pytest
 from support.http_server import within
 
-from twostep.engine.process.client import EngineClient, _how_it_ended
-from twostep.engine.process.local import MOST_DEATHS, WINDOW_S, LocalBackend
+from twostep.engine.process.engine_client import EngineClient, _how_it_ended
+from twostep.engine.process.local_backend import MOST_DEATHS, WINDOW_S, LocalBackend
 from twostep.errors import EngineDiedError, MemoryPlanError, TwostepError
 from twostep.recording.reader import Recording
 
@@ -210,7 +210,8 @@ class Serving:
     def _engines(self) -> set[int]:
         task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}")
         found = {int(pid) for pid in (task / "children").read_text().split()}
-        return {pid for pid in found if b"twostep.engine.process.host" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        module = b"twostep.engine.process.engine_host"
+        return {pid for pid in found if module in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
     def ask(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=20)

@@ -4,7 +4,7 @@ from twostep.core.request import FinishReason
 from twostep.engine.backend import Capabilities, Snapshot
 from twostep.engine.outputs import ChoiceOutput, Delta, RequestOutput, Timeline
 from twostep.engine.process.messages import StepEnded
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.timing.meter import StepMeter
 from twostep.perf.linear import LinearCostModel
 

@@ -25,8 +25,8 @@ from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Timeline
 from twostep.errors import WorkloadError
 from twostep.server.config import ServerConfig
+from twostep.server.front import serve
 from twostep.server.observe.traffic_recorder import BlockNumbers, TrafficRecorder
-from twostep.server.run import serve
 from twostep.workload.format import read_workload
 from twostep.workload.workload import Workload
 

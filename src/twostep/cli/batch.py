@@ -85,7 +85,7 @@ def _answer_rest(
 ) -> None:
     from twostep.batchfile.batch_run import BatchRun
     from twostep.batchfile.request_lines import read_lines
-    from twostep.engine.progress import RequestProgress
+    from twostep.engine.request_progress import RequestProgress
 
     progress = RequestProgress(total, before=len(answers.answered))
     batch = BatchRun(engine, names, answers.write, progress.finished)

@@ -52,7 +52,7 @@ def _preset_values(setting: Setting) -> str:
 
 def run(options: argparse.Namespace) -> None:
     from twostep.server.choice import choose
-    from twostep.server.run import serve
+    from twostep.server.front import serve
     from twostep.server.sources import service_links
     from twostep.store.progress import Progress
     from twostep.store.resolve import resolve

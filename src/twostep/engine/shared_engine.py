@@ -1,7 +1,7 @@
-"""One engine for several threads: their calls are served together, and each hears of its own requests only.
+"""One engine for several threads: their calls are served together, and each gets the events of its own requests.
 
-No thread of its own drives the engine: whoever waits for an answer takes a turn, and does a part of what is to be done
-for all. Turns are given in the order in which they were asked for, so that whoever submits comes between two steps.
+No separate thread runs the engine: each thread that waits for an answer takes turns to do a part of the work for all.
+Turns are granted in the order of arrival, so that a thread that submits gets one between two steps.
 """
 
 import signal
@@ -21,28 +21,28 @@ from twostep.errors import TwostepError
 from twostep.processes import Owner
 
 IDLE_LOOK_S = 0.005
-"""How long a thread sleeps at a time while there is nothing to compute: another one may have submitted meanwhile."""
+"""How long a thread sleeps at a time while there is nothing to compute, as another one may submit."""
 
 
 @dataclass(eq=False)
 class Call:
-    """Requests that belong together, and what has come of them that nobody has taken yet."""
+    """Requests that belong together, and their events that the caller has not taken yet."""
 
     open: set[str] = field(default_factory=set)
     """Ids of those that have not ended."""
     events: deque[Event] = field(default_factory=deque)
     error: str | None = None
-    """Why nothing more comes."""
+    """Why there will be no more events."""
 
 
 class SharedEngine:
-    """Safe to use from several threads. Signals wait while the engine's books are open (see `SignalDelay`)."""
+    """Safe to use from several threads. Signals are delayed while the engine's state changes (see `SignalDelay`)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._owner = Owner("this LLM")
         self._signals = SignalDelay(hurry=engine.stop_step)
-        self._lock = Turns()
+        self._lock = FairLock()
         self._calls: dict[str, Call] = {}
         """By the ids of open requests."""
         self._left: deque[Call] = deque()
@@ -65,7 +65,7 @@ class SharedEngine:
         cache_salt: str = "",
         stream: bool = False,
     ) -> str:
-        """`Engine.submit` for a call; within `turn`, which may be for several requests."""
+        """`Engine.submit` for a call. The caller holds `turn`, which may be for several requests."""
         self.check()
         id_ = self._engine.submit(prompt, params, id=id, priority=priority, cache_salt=cache_salt, stream=stream)
         self._calls[id_] = call
@@ -79,9 +79,9 @@ class SharedEngine:
             self._engine.abort(id)
 
     def events(self, call: Call) -> Iterator[Event]:
-        """What comes of a call's requests, also of those submitted meanwhile, until none is open.
+        """Yields the events of a call's requests, including those submitted meanwhile, until none is open.
 
-        Serves whatever is under way while it waits. Raises what the engine raises, `TwostepError` if it is closed.
+        Runs steps for all calls while it waits. Raises what the engine raises, `TwostepError` if it is closed.
         """
         while True:
             done = not call.open
@@ -94,18 +94,18 @@ class SharedEngine:
             self._advance(call)
 
     def leave(self, call: Call) -> None:
-        """Aborts what is open of a call and drops what came of it.
+        """Aborts the open requests of a call and drops its events.
 
-        Never waits, since the garbage collector may call it in the midst of anything: where another has the turn, that
-        one does it. Does nothing in a forked child.
+        Does not wait, since the garbage collector may call it at any point: if another thread has the turn, that one
+        does it. Does nothing in a forked child.
         """
         if self._owner.here and (call.open or call.events):
             self._left.append(call)
             self._clear_up()
 
     def close(self) -> None:
-        """Frees what the engine has. Calls that are under way raise `TwostepError`. Does nothing the second time,
-        and in a forked child."""
+        """Frees the engine. Running calls raise `TwostepError`. Does nothing when called again, and in a forked
+        child."""
         if not self._owner.here or self._closed:
             return
         self._closed = True
@@ -119,7 +119,7 @@ class SharedEngine:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """The right to use the engine. Waits until those who asked before have had it."""
+        """Exclusive use of the engine. Waits until the threads that asked earlier have had it."""
         self._owner.check()
         with self._signals, self._lock:
             try:
@@ -131,7 +131,8 @@ class SharedEngine:
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _advance(self, call: Call) -> None:
-        """Ends the step under way, or begins one: apart, so that others come between. Nothing if another did it."""
+        """Ends the running step or starts one, not both, so that other threads get turns between. Does nothing if
+        another thread has brought an event meanwhile."""
         idle_s = 0.0
         with self.turn():
             if call.events or call.error or not call.open:
@@ -145,16 +146,16 @@ class SharedEngine:
             sleep(min(idle_s, IDLE_LOOK_S))
 
     def _route(self, events: Sequence[Event]) -> None:
-        """To their calls. What an aborted request gave after its call had left is for nobody."""
+        """Gives events to their calls. Events of requests whose call has left are dropped."""
         for event in events:
             if call := self._calls.get(event.id):
                 call.events.append(event)
                 if isinstance(event, RequestOutput):
                     del self._calls[event.id]
-                    call.open.discard(event.id)  # last: who finds nothing open finds all events
+                    call.open.discard(event.id)  # last: a call without open requests has all its events
 
     def _clear_up(self) -> None:
-        """Those who left while another had the turn, which may not have seen it any more."""
+        """Handles calls that left while another thread had the turn and may not have seen it."""
         while self._left:
             with self._signals:
                 if not self._lock.acquire_if_free():
@@ -165,7 +166,7 @@ class SharedEngine:
                     self._lock.release()
 
     def _abort_left(self) -> None:
-        """Within a turn. The last to leave waits until the engine has nothing to do."""
+        """Within a turn. The last call to leave waits until the engine is idle."""
         while self._left:
             call = self._left.popleft()
             for id_ in call.open:
@@ -177,13 +178,13 @@ class SharedEngine:
             self._engine.abort_all()
 
 
-class Turns:
-    """A lock that is given in the order in which it was asked for: who gives it back and asks again comes last."""
+class FairLock:
+    """A lock that is granted in the order of requests: a thread that releases it and asks again is last."""
 
     def __init__(self) -> None:
         self._changed = Condition(Lock())
         self._queue: deque[object] = deque()
-        """Tickets; whose is the first has the turn."""
+        """Tickets; the first one holds the lock."""
 
     def __enter__(self) -> None:
         ticket = object()
@@ -201,7 +202,7 @@ class Turns:
         self.release()
 
     def acquire_if_free(self) -> bool:
-        """Takes it unless somebody has it or waits for it. Does not wait."""
+        """Acquires it if no thread holds it or waits for it; returns whether it did. Does not wait."""
         if not self._changed.acquire(blocking=False):
             return False
         try:
@@ -213,27 +214,27 @@ class Turns:
             self._changed.release()
 
     def release(self) -> None:
-        """To who has waited longest."""
+        """Grants it to the thread that has waited longest."""
         with self._changed:
             self._queue.popleft()
             self._changed.notify()
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Those whose handlers raise: Python's own for Ctrl-C, the command's for an orderly end."""
+"""Signals whose handlers raise: Python's own for Ctrl-C, the command's for an orderly shutdown."""
 
 Handler = Callable[[int, FrameType | None], Any]
 
 
 class SignalDelay:
-    """Within `with`, signals wait; then the last that came gets its handler. `with` may be nested, and used by several
-    threads.
+    """Delays signals within `with`: raised between two lines of the scheduler they would leave its state inconsistent.
+    Afterwards the handler of the last one runs. `with` may be nested and used by several threads.
 
-    Only the main thread has anything to hold back: handlers run nowhere else. Those that are not Python's stay.
+    Only the main thread delays anything, as handlers run there only. Handlers that are not Python's are left alone.
     """
 
     def __init__(self, hurry: Callable[[], None] = lambda: None) -> None:
-        """`hurry` is called when a signal comes, in the midst of things: it may make the end come soon."""
+        """`hurry` is called at once when a signal arrives: it may shorten the wait."""
         self._hurry = hurry
         self._depth = 0
         self._handlers: dict[int, Handler] = {}

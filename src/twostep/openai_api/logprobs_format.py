@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostep.engine.text.logprobs import TokenLogprobs
+from twostep.engine.text.packed_logprobs import TokenLogprobs
 from twostep.model.detokenizer import IncrementalDetokenizer
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.json_text import Many

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from twostep.engine.refusals import shown
-from twostep.engine.text.structured import ANY_OBJECT, Kind, StructuredOutput
+from twostep.engine.text.structured_output import ANY_OBJECT, Kind, StructuredOutput
 from twostep.errors import InvalidParameterError, TwostepError
 from twostep.openai_api.api_error import ApiError
 from twostep.openai_api.fields import Fields

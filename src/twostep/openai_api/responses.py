@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twostep.engine.outputs import ChoiceOutput, Delta, RequestOutput, Timeline
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.model.tokenizer import Tokenizer
 from twostep.openai_api.api_error import ApiError
 from twostep.openai_api.api_request import ApiRequest, StreamedUsage

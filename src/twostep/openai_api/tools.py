@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twostep.engine.refusals import shown
-from twostep.engine.text.structured import StructuredOutput, with_json_options
+from twostep.engine.text.structured_output import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.model.template import ChatTemplate
 from twostep.openai_api.api_error import ApiError

@@ -12,7 +12,7 @@ import msgspec
 
 from twostep.engine.backend import Submit
 from twostep.engine.process.messages import FromEngine, Message, ToEngine
-from twostep.engine.text.logprobs import PackedLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs
 from twostep.errors import InvalidParameterError, TwostepError
 
 VERSION = 1

@@ -1,4 +1,4 @@
-"""The text of one answer as its tokens come: whole characters, and nothing of a stop string or after it."""
+"""The text of one answer as its tokens arrive: whole characters, without a stop string or text after it."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -10,18 +10,17 @@ from twostep.model.tokenizer import Tokenizer
 
 
 class Found(NamedTuple):
-    """What a piece gives: text that may be shown, and the stop string that ended it, which that text does not have."""
+    """Text that may be shown, and the stop string that ended it, which is not in the text."""
 
     text: str
     stop: str | None
 
 
 class StopSearch:
-    """One search over one text. Whatever the pieces, a character costs the same on average, however many stops.
+    """Finds stop strings in a text that arrives in pieces. A character costs the same on average, however many stops.
 
-    Holds back the longest end of the text that is a proper prefix of a stop: there a stop may be on its way, before it
-    none can. Of several stops that end in one piece the one that starts first wins, of those with one start the
-    shortest.
+    Holds back the longest end of the text that is a proper prefix of a stop, as it may become one. Of several stops
+    that end in one piece the one that starts first counts; if several start there, the shortest.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -30,9 +29,9 @@ class StopSearch:
         self._held = ""
 
     def push(self, piece: str, armed: bool = True) -> Found:
-        """The text that `piece` sets free. Stops that end in it are passed over unless `armed`.
+        """Returns the text that is final with `piece`. Stops that end in it are ignored unless `armed`.
 
-        After a stop nothing of the text is left; the search is over.
+        The search is over after a stop.
         """
         text = self._held + piece
         match = self._first(piece)
@@ -44,7 +43,7 @@ class StopSearch:
         return Found(text[:given], None)
 
     def flush(self) -> str:
-        """What is held back: at the end of the text it can no longer become a stop."""
+        """Returns the text held back: at the end of the text it can no longer become a stop."""
         return self._held
 
     def _first(self, piece: str) -> slice | None:
@@ -60,7 +59,7 @@ class StopSearch:
 
 @lru_cache(64)
 def _prefixes(stops: tuple[str, ...]) -> "_Prefixes":
-    """One for all choices of a request, and for all requests with the same stops: it does not change."""
+    """Shared by all requests with the same stops, as it does not change."""
     return _Prefixes(stops)
 
 
@@ -111,7 +110,8 @@ class _Prefixes:
 
 
 class TextDelta(NamedTuple):
-    """Text to append, perhaps none; the stop string that ended the answer; how many of the tokens are of the answer."""
+    """Text to append, which may be empty; the stop string that ended the answer; how many of the tokens belong to
+    it."""
 
     text: str
     stop: str | None
@@ -119,11 +119,11 @@ class TextDelta(NamedTuple):
 
 
 class TextStream:
-    """Text of one choice. All that `push` and `flush` give is the answer's text, whatever the pieces.
+    """Text of one choice: what `push` and `flush` return, however the tokens are divided among calls.
 
-    A stop string ends the answer with the token that completes it: the earliest such token, and of stops that it
-    completes together the one that starts first. Until `min_tokens` are out none counts, as in vLLM; one that they
-    began and a later token completes does. A stop token leaves no text, unless `include_stop_str_in_output`.
+    A stop string ends the answer with the token that completes it. If one token completes several, the one that starts
+    first counts. None counts before `min_tokens`, as in vLLM, except one that a later token completes. A stop token
+    has no text, unless `include_stop_str_in_output`.
     """
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
@@ -136,10 +136,8 @@ class TextStream:
         self._ended = False
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """The text that these tokens set free, one that ends the answer included; none of those after a stop string.
-
-        Raises `ValueError` for an id that is unknown.
-        """
+        """Returns the text that is final with these tokens, up to a stop string. Raises `ValueError` for an unknown
+        id."""
         texts: list[str] = []
         for used, id_ in enumerate(token_ids):
             if self._ended:
@@ -152,7 +150,8 @@ class TextStream:
         return TextDelta("".join(texts), None, len(token_ids))
 
     def flush(self) -> str:
-        """What was held back, for an answer that ended without a stop string. A character cut short is U+FFFD."""
+        """Returns the text held back, for an answer that ended without a stop string. An incomplete character is
+        U+FFFD."""
         return "" if self._ended else self._search.flush() + self._detokenizer.flush()
 
     def _token(self, id_: int) -> tuple[str, str | None]:
@@ -165,7 +164,7 @@ class TextStream:
 
 
 class NoText:
-    """Stands in for `TextStream` where there is no tokenizer: tokens leave no text."""
+    """Replaces `TextStream` without a tokenizer: there is no text."""
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
         return TextDelta("", None, len(token_ids))

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from twostep.engine.text import form_worker
 from twostep.engine.text.constraint import LIMITS, grammar_text, library, refused
-from twostep.engine.text.structured import StructuredOutput
+from twostep.engine.text.structured_output import StructuredOutput
 from twostep.errors import WorkerFailedError
 from twostep.processes import environment, python
 

@@ -87,7 +87,7 @@ class EngineClient(asyncio.Protocol):
     async def start(cls, path: Path, config: EngineConfig) -> Self:
         """Starts the process and waits until the model is loaded. Raises `TwostepError` if it cannot be loaded."""
         ours, theirs = socketpair()
-        command = twostep_module("twostep.engine.process.host", str(theirs.fileno()))
+        command = twostep_module("twostep.engine.process.engine_host", str(theirs.fileno()))
         # This process copies the engine's output, so that a step never waits for the reader of the log.
         process = subprocess.Popen(
             command,

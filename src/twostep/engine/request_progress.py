@@ -1,4 +1,4 @@
-"""How far a batch of requests has come: a bar on a terminal, a line every ten seconds anywhere else."""
+"""Shows the progress of a batch of requests: a bar on a terminal, otherwise a line every ten seconds."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -10,12 +10,12 @@ LIVE_EVERY_S, LINE_EVERY_S = 0.1, 10.0
 
 
 class RequestProgress(StatusLine):
-    """Counts requests that end and the tokens that they gave; says so now and then."""
+    """Counts finished requests and their tokens, and prints them from time to time."""
 
     def __init__(
         self, total: int, *, before: int = 0, stream: TextIO | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
-        """`before` of the `total` requests were done by an earlier run: they say nothing of this one's speed."""
+        """`before` of the `total` requests were done by an earlier run and do not count for the speed of this one."""
         super().__init__(stream)
         self._total, self._before = total, before
         self._done = self._tokens = 0
@@ -35,14 +35,14 @@ class RequestProgress(StatusLine):
             self.say(f"{self.summary()}{self._left()}")
 
     def summary(self) -> str:
-        """Requests and tokens so far, and how long that took."""
+        """Requests, tokens per second and time so far."""
         elapsed_s = self._clock() - self._started_s
         rate = f"{self._tokens / elapsed_s:.0f}" if elapsed_s > 0 else "-"
         done = self._before + self._done
         return f"{done}/{self._total} requests, {rate} output tokens/s, {_clock_time(elapsed_s)}"
 
     def _left(self) -> str:
-        """What is left takes as long for each request as what is done."""
+        """Estimated from the mean time of the requests done."""
         left = self._total - self._before - self._done
         if not self._done or not left:
             return ""

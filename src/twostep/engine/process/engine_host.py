@@ -1,4 +1,4 @@
-"""The engine in a process of its own: `python -m twostep.engine.process.host FD`, where FD is its end of a socket.
+"""Runs an engine in its own process: `python -m twostep.engine.process.engine_host FD`, FD being its end of a socket.
 
 It reads messages between steps, never waits while there is work, and ends when its owner has closed the socket.
 """

@@ -10,7 +10,7 @@ from typing import NoReturn, Self
 from twostep.engine.backend import Accepted, Capabilities, Phase, Submit, Worker
 from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Event
-from twostep.engine.process.client import EngineClient, OnLateOutput
+from twostep.engine.process.engine_client import EngineClient, OnLateOutput
 from twostep.errors import EngineDiedError, TwostepError
 
 MOST_DEATHS = 3

@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer's tokens, packed: 50 000 small objects would take 100 ms to reach another process."""
+"""Log-probabilities of an answer's tokens, packed: sending 50 000 small objects to another process takes 100 ms."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,27 +12,27 @@ _COUNTS = Struct("=QQ")
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities where one output token was chosen; they are the model's own, see `TokenSampling.logprobs`."""
+    """Log-probabilities for one output token; they are the model's own, see `TokenSampling.logprobs`."""
 
     token_id: int
     logprob: float
     rank: int
     """1 for the model's most likely token."""
     top: tuple[tuple[int, float], ...]
-    """The most likely tokens with log-probabilities, best first, as many as asked for if so many are possible."""
+    """The most likely tokens with their log-probabilities, best first: as many as requested, or as are possible."""
 
 
 class PackedLogprobs(Sequence[TokenLogprobs]):
-    """Grows by `append`. Members are made when they are read; a slice is a tuple of them. Equal to any sequence of the
-    same members."""
+    """Grows by `append`. Members are created when they are read; a slice is a tuple. Equal to any sequence of the same
+    members."""
 
     __slots__ = ("_chosen", "_ends", "_top_ids", "_top_logprobs")
 
     def __init__(self, entries: Iterable[TokenLogprobs] = ()) -> None:
         self._chosen = array("d")
-        """Of each token its id, log-probability and rank; integers are exact far beyond any vocabulary."""
+        """For each token its id, log-probability and rank; integers are exact far beyond any vocabulary."""
         self._ends = array("q")
-        """Of each token where its alternatives end in the two below."""
+        """For each token where its alternatives end in the two arrays below."""
         self._top_ids = array("q")
         self._top_logprobs = array("d")
         for entry in entries:

@@ -1,4 +1,4 @@
-"""The process of a server: binds, loads the model, serves, and ends in order."""
+"""Runs a server: binds its addresses, starts the backends, serves and shuts down in order."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ import uvicorn
 from twostep.background import background_output
 from twostep.engine.backend import Capabilities
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.local import LocalBackend
+from twostep.engine.process.local_backend import LocalBackend
 from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.openai_api.api_error import ApiError
@@ -30,17 +30,17 @@ from twostep.server.systemd import SystemdNotifier
 from twostep.turns import take_short_turns
 
 CLOSE_S = 5
-"""How long clients may take to read what they were sent, once every request has had its reply."""
+"""How long clients may take to read their replies after the last request has ended."""
 
 KEEP_ALIVE_S = 75
-"""How long an idle connection is kept: longer than clients keep theirs, so that none is closed as they write to it."""
+"""How long an idle connection stays open: longer than clients keep theirs, so that none is closed while one writes."""
 
 ONE_SIGNAL_S = 0.5
-"""Signals so close are one: whoever signals a whole group of processes, as `timeout` does `make`, reaches us twice."""
+"""Signals closer together count as one: a signal to a process group, as from `timeout make`, arrives twice."""
 
 SWITCH_S = 0.0005
-"""A thread that runs Python, such as one that reads a body, gives way to the event loop after so long. With Python's
-default of 5 ms the tokens of small models would be visibly late."""
+"""How long a thread that runs Python, such as one that parses a body, may delay the event loop. Python's default of 5
+ms makes the tokens of small models visibly late."""
 
 Announce = Callable[[ServerConfig, Capabilities, Listeners], None]
 """Called when requests are accepted, with the port and the names in use and what the first model's backend can
@@ -71,6 +71,7 @@ async def _serve(state: ServerState, listeners: Listeners, announce: Announce) -
     """
     take_short_turns()
     sys.setswitchinterval(SWITCH_S)
+    notifier = SystemdNotifier.of(os.environ)  # before children are started, which must not inherit its variables
     front = Front(state)
     started = [asyncio.Event() for _ in state.models]
     serving = asyncio.create_task(front.serve(sockets=listeners.sockets))
@@ -78,7 +79,7 @@ async def _serve(state: ServerState, listeners: Listeners, announce: Announce) -
         asyncio.create_task(served.backend.run(on_ready.set))
         for served, on_ready in zip(state.models, started, strict=True)
     ]
-    announcing = asyncio.create_task(_announce(state, started, listeners, announce))
+    announcing = asyncio.create_task(_announce(state, started, listeners, announce, notifier))
     try:
         await asyncio.wait([serving, announcing, *running], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -96,10 +97,13 @@ async def _serve(state: ServerState, listeners: Listeners, announce: Announce) -
 
 
 async def _announce(
-    state: ServerState, started: Sequence[asyncio.Event], listeners: Listeners, announce: Announce
+    state: ServerState,
+    started: Sequence[asyncio.Event],
+    listeners: Listeners,
+    announce: Announce,
+    notifier: SystemdNotifier,
 ) -> None:
     """Accepts requests for each model as soon as it is loaded, announces that all are, and keeps systemd informed."""
-    notifier = SystemdNotifier.of(os.environ)
     await asyncio.gather(*(_load(state, *one) for one in zip(state.models, started, strict=True)))
     capabilities = state.models[0].backend.capabilities
     assert capabilities is not None
@@ -124,7 +128,8 @@ def _prepare(model: LoadedModel) -> None:
 
 
 class Front(uvicorn.Server):
-    """uvicorn, but that it drains before it closes the door: who comes meanwhile is told, not met by silence."""
+    """uvicorn, except that it drains before it closes its sockets: requests that arrive meanwhile are refused with a
+    reason."""
 
     def __init__(self, state: ServerState) -> None:
         config = uvicorn.Config(
@@ -145,7 +150,7 @@ class Front(uvicorn.Server):
         self._signalled_s = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """On a signal. Not passed on afterwards: an orderly end has status 0."""
+        """Handles a signal. It is not raised again afterwards: an orderly shutdown has exit status 0."""
         if not self._state.draining:
             self._signalled_s = monotonic()
             self._state.drain()
@@ -153,7 +158,7 @@ class Front(uvicorn.Server):
             os._exit(128 + sig)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Until its end."""
+        """Serves until the server has shut down."""
         looking = asyncio.create_task(self._look_after_connections())
         try:
             await super().serve(sockets)
@@ -170,7 +175,8 @@ class Front(uvicorn.Server):
         return [one for one in self.server_state.connections if isinstance(one, Connection)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Whoever has not read its reply by then is left: uvicorn would wait for it, and then cancel what we await."""
+        """Aborts connections that have not read their replies after `CLOSE_S`: uvicorn would wait for them, and then
+        cancel the tasks that this one awaits."""
         leave = asyncio.get_running_loop().call_later(CLOSE_S, self._abort_connections)
         await super().shutdown(sockets)
         leave.cancel()
@@ -180,7 +186,7 @@ class Front(uvicorn.Server):
             connection.abort()
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to close."""
+        """Called ten times a second; returns whether to shut down."""
         if self._state.draining and self._drain is None:
             self._drain = asyncio.create_task(self._let_finish())
         return await super().on_tick(counter)
@@ -188,8 +194,8 @@ class Front(uvicorn.Server):
     async def _let_finish(self) -> None:
         in_flight, loop = self._state.in_flight, asyncio.get_running_loop()
         if in_flight:
-            wait = f"{len(in_flight)} under way may finish, for {self._state.config.drain_s:g} s at most"
-            print(f"twostep: ending; {wait}; once more ends it at once", file=sys.stderr, flush=True)
+            wait = f"{len(in_flight)} in progress, up to {self._state.config.drain_s:g} s to finish"
+            print(f"twostep: shutting down; {wait}; signal again to exit now", file=sys.stderr, flush=True)
         deadline_s = loop.time() + self._state.config.drain_s
         while in_flight and loop.time() < deadline_s:
             await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What form an answer's text has to have, as a value that travels with the request."""
+"""The form that a request's answers have to have, as a value."""
 
 import json
 from collections.abc import Mapping
