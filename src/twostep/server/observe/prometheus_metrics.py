@@ -92,6 +92,9 @@ REQUEST_S = (
 """Bounds of the histograms of answers' times."""
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
+TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
+"""Paths whose refusals count as rejected requests."""
+
 ANSWERED = ("stop", "length")
 """Finish reasons of complete answers."""
 FINISH_REASONS = (*ANSWERED, "abort", "error")
@@ -137,7 +140,7 @@ class HttpReplies:
 
 
 class Metrics:
-    """For one event loop. `add_reply` is called by `FinishedRequests`."""
+    """Metrics of one model's replies. For one event loop. `add_reply` is called by `FinishedRequests`."""
 
     def __init__(self) -> None:
         self._times = {name: Histogram(REQUEST_S) for name in _TIMES}
@@ -180,9 +183,6 @@ class Metrics:
         yield _counter("prompt_tokens_total", "Prompt tokens of requests that ended.", ({}, self._prompt_tokens))
         about = "Prompt tokens of requests that ended whose KV was found in the prefix cache."
         yield _counter("prompt_tokens_cached_total", about, ({}, self._cached_tokens))
-
-
-TOKEN_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 
 
 def _begun_times(reply: Reply, choice: ChoiceOutput) -> dict[str, float | None]:
