@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.report import fill
-from twostep.openai_api.known_fields import KNOWN, ORIGINS, Hint, Refused
+from twostep.openai_api.fields import KNOWN, ORIGINS, Hint, Refused
 from twostep.server.options import SETTINGS, SWITCH, Setting
 from twostep.server.presets import PRESETS
 

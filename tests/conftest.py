@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.http_server import Host, Served, host
+from support.fake_backend import FakeBackend
+from support.http_server import Host, Served, host, hosted
 
+from twostep.model.loaded import open_model
 from twostep.store.cache import cache_folder
 from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
 from twostep.store.fetch import ensure
@@ -53,4 +55,19 @@ def server_host(default_model_path: Path) -> Iterator[Host]:
 def server(server_host: Host) -> Iterator[Served]:
     """A front with usual settings over it."""
     with server_host.front() as front:
+        yield front
+
+
+@pytest.fixture(scope="session")
+def fake_host(default_model_path: Path) -> Iterator[Host]:
+    """A backend without an engine, for tests of what is HTTP's alone."""
+    model = open_model(default_model_path)
+    with hosted(model, FakeBackend(model.tokenizer)) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def fake_server(fake_host: Host) -> Iterator[Served]:
+    """A front end with usual settings over it."""
+    with fake_host.front() as front:
         yield front

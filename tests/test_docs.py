@@ -10,7 +10,7 @@ import pytest
 from scripts.settings_page import PAGE, filled
 from twostep.cli.main import COMMANDS as COMMAND_MODULES
 from twostep.cli.main import _parser, main
-from twostep.openai_api.known_fields import KNOWN, ORIGINS
+from twostep.openai_api.fields import KNOWN, ORIGINS
 from twostep.server.api.openapi import document
 from twostep.server.choice import choose
 

@@ -17,12 +17,10 @@ import pytest
 
 import twostep
 from twostep import LLM, SamplingParams
-from twostep.engine.asked import conversations_of, prompts_of
-from twostep.engine.collector import Delta
-from twostep.engine.interrupts import Undisturbed
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, RequestOutput
+from twostep.engine.shared_engine import SignalDelay
 from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
-from twostep.llm import BusyError
+from twostep.llm import BusyError, conversations_of, prompts_of
 from twostep.model.vocabulary import Vocabulary
 
 HELLO = {"role": "user", "content": "Say hello."}
@@ -376,7 +374,7 @@ class TestUndisturbed:
         told: list[str] = []
 
         def work() -> None:
-            with Undisturbed(hurry=lambda: told.append("hurry")):
+            with SignalDelay(hurry=lambda: told.append("hurry")):
                 signal.raise_signal(signal.SIGINT)
                 told.append("end")
 
@@ -388,7 +386,7 @@ class TestUndisturbed:
         done = []
 
         def work() -> None:
-            with Undisturbed():
+            with SignalDelay():
                 signal.raise_signal(signal.SIGINT)
                 done.append("all")
 
@@ -400,7 +398,7 @@ class TestUndisturbed:
     def test_handlers_that_are_not_python_s_stay(self) -> None:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            with Undisturbed():
+            with SignalDelay():
                 assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         finally:
             signal.signal(signal.SIGINT, before)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from twostep import LLM, SamplingParams
-from twostep.engine.collector import Delta
-from twostep.engine.outputs import RequestOutput
-from twostep.engine.shared import Turns
+from twostep.engine.outputs import Delta, RequestOutput
+from twostep.engine.shared_engine import FairLock
 from twostep.errors import InvalidParameterError, TwostepError
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -245,7 +244,7 @@ def test_closing_twice_at_once(default_model_path: Path) -> None:
 
 class TestTurns:
     def test_they_come_in_order(self) -> None:
-        turns, order, threads = Turns(), [], []
+        turns, order, threads = FairLock(), [], []
 
         def work(number: int) -> None:
             with turns:
@@ -257,15 +256,15 @@ class TestTurns:
                 threads[-1].start()
                 while len(turns._queue) < number + 2:
                     pass
-            assert not turns.take_if_free()
+            assert not turns.acquire_if_free()
         for thread in threads:
             thread.join(TIMEOUT_S)
         assert order == [0, 1, 2, 3, 4]
-        assert turns.take_if_free()
-        turns.give_back()
+        assert turns.acquire_if_free()
+        turns.release()
 
     def test_who_is_interrupted_while_waiting_blocks_nobody(self) -> None:
-        turns = Turns()
+        turns = FairLock()
 
         def interrupt() -> None:
             while len(turns._queue) < 2:
@@ -276,10 +275,10 @@ class TestTurns:
             with turns:
                 raise AssertionError("somebody else has the turn")
 
-        assert turns.take_if_free()
+        assert turns.acquire_if_free()
         main = main_thread().ident or 0
         Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             wait_in_vain()
-        turns.give_back()
-        assert turns.take_if_free()
+        turns.release()
+        assert turns.acquire_if_free()

@@ -14,12 +14,12 @@ import pytest
 
 from twostep import processes
 from twostep.engine.text import form_worker
-from twostep.engine.text.structured import StructuredOutput
+from twostep.engine.text.structured_output import StructuredOutput
 from twostep.errors import InvalidParameterError, WorkerFailedError
 from twostep.model.template import ChatTemplate
 from twostep.processes import environment, python, twostep_module
-from twostep.server.api.forms import FormCheck
-from twostep.server.http.errors import api_error
+from twostep.server.api.structured_output_check import StructuredOutputCheck
+from twostep.server.http.error_replies import api_error
 
 COMMAND = str(Path(sys.executable).parent / "twostep")
 SHADOWS = ("numpy", "queue", "pip", "jinja2", "json", "socket", "tokenizers", "llguidance", "sitecustomize")
@@ -70,7 +70,7 @@ class TestChildren:
         assert_not_sprung(trap)
 
     def test_a_module_is_of_the_package_that_runs(self, trap: Path) -> None:
-        command = twostep_module("twostep.engine.process.host", "1000")
+        command = twostep_module("twostep.engine.process.engine_host", "1000")
         ended = subprocess.run(command, cwd=trap, env=environment(), capture_output=True, text=True, check=False)
         assert "Bad file descriptor" in ended.stderr, "it has to reach its own main, which wants a socket"
         assert_not_sprung(trap)
@@ -147,7 +147,7 @@ class TestCommandsInAFolderOfTraps:
 
 
 def check(form: StructuredOutput) -> None:
-    asyncio.run(FormCheck().check(form, "response_format"))
+    asyncio.run(StructuredOutputCheck().check(form, "response_format"))
 
 
 NAME = StructuredOutput("regex", "[a-z]+")
@@ -201,14 +201,16 @@ def test_a_worker_that_breaks_is_not_the_client_s_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interpreter: str, message: str
 ) -> None:
     monkeypatch.setattr(sys, "executable", broken(tmp_path, interpreter))
-    with pytest.raises(WorkerFailedError, match=f"could not be checked, its worker failed: {message}") as failed:
+    with pytest.raises(
+        WorkerFailedError, match=f"could not be checked because its worker process failed: {message}"
+    ) as failed:
         check(NAME)
     assert (api_error(failed.value).status, api_error(failed.value).code) == (500, "worker_failed")
 
 
 def test_a_worker_that_cannot_start_is_not_the_client_s_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(WorkerFailedError, match="its worker failed: No such file"):
+    with pytest.raises(WorkerFailedError, match="its worker process failed: No such file"):
         check(NAME)
 
 

@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Delta": "twostep.engine.collector",
+    "Delta": "twostep.engine.outputs",
     "EngineConfig": "twostep.engine.config",
     "LLM": "twostep.llm",
     "RequestOutput": "twostep.engine.outputs",
     "SamplingParams": "twostep.engine.params",
-    "StructuredOutput": "twostep.engine.text.structured",
+    "StructuredOutput": "twostep.engine.text.structured_output",
 }
 __all__ = [*_HOMES]
 

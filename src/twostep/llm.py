@@ -1,33 +1,39 @@
 """Many prompts at once, from Python: `LLM("smollm2-135m").generate(prompts, params)`."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from numbers import Integral
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
-from twostep.engine.asked import Prompt, conversations_of, is_conversation, params_of, priorities_of, prompts_of
-from twostep.engine.collector import Event
+import numpy as np
+
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
-from twostep.engine.progress import RequestProgress
-from twostep.engine.shared import Call, SharedEngine
+from twostep.engine.refusals import refused
+from twostep.engine.request_progress import RequestProgress
+from twostep.engine.shared_engine import Call, SharedEngine
 from twostep.engine.text.conversation import Message, read_messages
 from twostep.errors import InvalidParameterError, TwostepError
+from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
 
+Prompt = str | Sequence[int]
+"""Text, in which the text of a control token is that token; or token ids."""
+
 SUBMITTED_AT_ONCE = 64
-"""Prompts of one call that are taken on before other threads have their turn."""
+"""Prompts of one call that are queued in one turn, before other threads get theirs."""
 
 
 class BusyError(TwostepError):
-    """Another `run` is under way, which yields the outputs that this one was to yield."""
+    """Another `run` has not ended; it yields all outputs."""
 
 
 class LLM:
@@ -65,7 +71,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """What serves; its counters and settings."""
+        """The engine, with its counters and settings."""
         return self._engine
 
     # --- all at once ----------------------------------------------------------------------------------------------
@@ -91,10 +97,10 @@ class LLM:
         """
         self._shared.check()
         several = prompts_of(prompts)
-        each, urgency = params_of(params, len(several)), priorities_of(priorities, len(several))
+        each, each_priority = params_of(params, len(several)), priorities_of(priorities, len(several))
         tokens = [self._encode(prompt, parse_special) for prompt in several]
         with self._call() as call:
-            ids = self._submit_all(call, tokens, each, urgency)
+            ids = self._submit_all(call, tokens, each, each_priority)
             return self._outputs(call, ids, RequestProgress(len(ids)) if progress and ids else None)
 
     def chat(
@@ -124,7 +130,7 @@ class LLM:
                 prompts.append(self._render(messages, parse_special))
         return self.generate(prompts, params, priorities=priorities, progress=progress)
 
-    # --- one as it comes ------------------------------------------------------------------------------------------
+    # --- streaming ------------------------------------------------------------------------------------------------
 
     def stream(
         self,
@@ -134,23 +140,23 @@ class LLM:
         priority: int = 0,
         parse_special: bool | None = None,
     ) -> Generator[Event, None, None]:
-        """One answer as it comes, in `Delta`s, the whole output last. Leaving early, or `close`, aborts it.
+        """Streams one answer: yields `Delta`s, then the whole output. Leaving early, or `close`, aborts it.
 
-        `prompt` may be a conversation, as for `chat`. `parse_special` None: as `generate` and `chat` have it.
+        `prompt` may be a conversation, as for `chat`. `parse_special` None: the default of `generate` or `chat`.
 
             for event in llm.stream("Once upon a time", SamplingParams(max_tokens=8)):
                 if isinstance(event, Delta):
                     print(event.text, end="", flush=True)
 
-        Raises as `generate` does, at once.
+        Raises as `generate` does, when it is called.
         """
         self._shared.check()
-        [asked], [urgency] = params_of(params, 1), priorities_of(priority, 1)
-        events = self._stream(self._one(prompt, parse_special), asked, urgency)
+        [own_params], [own_priority] = params_of(params, 1), priorities_of(priority, 1)
+        events = self._stream(self._one(prompt, parse_special), own_params, own_priority)
         next(events)
         return (event for event in events if event is not None)
 
-    # --- requests that come and go --------------------------------------------------------------------------------
+    # --- a queue of requests -------------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -161,11 +167,11 @@ class LLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> str:
-        """Takes on a request for `run`, also while that is under way, in any thread; returns its id.
+        """Queues a request for `run`, from any thread and also while `run` is active; returns its id.
 
-        Only requests of the same `cache_salt` find each other's KV in the prefix cache.
+        Only requests with the same `cache_salt` share KV in the prefix cache.
 
-        Raises `InvalidParameterError` for what cannot be served.
+        Raises `InvalidParameterError` for a request that cannot be served.
         """
         with self._shared.turn():
             return self._shared.submit(
@@ -173,14 +179,14 @@ class LLM:
             )
 
     def abort(self, id: str) -> None:
-        """Ends a submitted request early: `run` yields it with what it has. Nothing happens if it has ended."""
+        """Ends a submitted request early: `run` yields what was generated. Does nothing if it has ended."""
         self._shared.abort(id)
 
     def run(self) -> Iterator[RequestOutput]:
-        """Yields submitted requests as they finish until none is left; others may be submitted meanwhile.
+        """Yields the outputs of submitted requests as they finish, until none is left. More may be submitted meanwhile.
 
-        Leaving early, an exception included, aborts those that are left. Raises `BusyError` while another `run`, in any
-        thread, has not ended.
+        Leaving early, also by an exception, aborts the rest. Raises `BusyError` while another `run` is active in any
+        thread.
         """
         if not self._running.acquire(blocking=False):
             raise BusyError("another `run` has not ended; it yields all that is submitted")
@@ -194,10 +200,9 @@ class LLM:
             self._running.release()
 
     def close(self) -> None:
-        """Gives back what the engine has at once: memory, threads, the template's process, the recording.
+        """Frees the engine at once: memory, threads, the template's process, the recording.
 
-        Nothing can be asked any more; calls of other threads that are under way raise `TwostepError`. In a forked child
-        nothing happens.
+        Later calls, and running calls of other threads, raise `TwostepError`. Does nothing in a forked child.
         """
         self._shared.close()
         self.model.close()
@@ -217,7 +222,7 @@ class LLM:
 
     @contextmanager
     def _call(self) -> Iterator[Call]:
-        """However it is left, nothing of it stays under way."""
+        """A call whose requests are aborted however the block ends."""
         call = Call()
         try:
             yield call
@@ -225,7 +230,7 @@ class LLM:
             self._shared.leave(call)
 
     def _stream(self, prompt: Sequence[int], params: SamplingParams, priority: int) -> Iterator[Event | None]:
-        """First comes None: the request is taken on, and leaving aborts it from then on."""
+        """Yields None first, when the request is queued; leaving aborts it from then on."""
         with self._call() as call:
             with self._shared.turn():
                 self._shared.submit(call, prompt, params, priority=priority, stream=True)
@@ -244,13 +249,13 @@ class LLM:
         each = zip(prompts, params, priorities, strict=True)
         while len(ids) < len(prompts):
             with self._shared.turn():
-                for prompt, asked, priority in islice(each, SUBMITTED_AT_ONCE):
+                for prompt, own_params, priority in islice(each, SUBMITTED_AT_ONCE):
                     with _naming("prompts", len(ids), len(prompts)):
-                        ids.append(self._shared.submit(call, prompt, asked, priority=priority))
+                        ids.append(self._shared.submit(call, prompt, own_params, priority=priority))
         return ids
 
     def _outputs(self, call: Call, ids: Sequence[str], progress: RequestProgress | None) -> list[RequestOutput]:
-        """In the order of `ids`, when all have come."""
+        """Waits for all outputs; returns them in the order of `ids`."""
         outputs = {}
         try:
             for output in self._shared.events(call):
@@ -290,9 +295,78 @@ class LLM:
 
 @contextmanager
 def _naming(name: str, index: int, count: int) -> Iterator[None]:
-    """An error within is about this member of a list, which goes without saying of the only one."""
+    """Adds to errors within which member of a list they are about, unless it is the only one."""
     try:
         yield
     except InvalidParameterError as error:
         which = f"{name}[{index}]: " if count > 1 else ""
         raise type(error)(f"{which}{error}", error.param) from None
+
+
+def prompts_of(prompts: object) -> list[Prompt]:
+    """Returns one prompt or any iterable of them, arrays of token ids included, as a list. Raises
+    `InvalidParameterError`."""
+    values = _listed(prompts)
+    if isinstance(values, str) or (_is_tokens(values) and values):
+        return [values]
+    if not isinstance(values, Iterable) or isinstance(values, bytes | Mapping):
+        raise refused("prompts", values, "text, token ids, or a list of these")
+    return [_prompt(f"prompts[{i}]", _listed(prompt)) for i, prompt in enumerate(values)]
+
+
+def params_of(params: object, count: int) -> list[SamplingParams]:
+    """Parameters of each of `count` prompts; None: the defaults. Raises `InvalidParameterError`."""
+    each = _for_each(SamplingParams() if params is None else params, count, "params")
+    for one in each:
+        if not isinstance(one, SamplingParams):
+            raise refused("params", one, "SamplingParams, or a list of as many as prompts")
+    return each
+
+
+def priorities_of(priorities: object, count: int) -> list[int]:
+    """Priorities of each of `count` prompts. Raises `InvalidParameterError`."""
+    each = _for_each(priorities, count, "priorities")
+    for priority in each:
+        check_integer("a priority", priority, -(2**31), 2**31 - 1, param="priorities")
+    return each
+
+
+def conversations_of(conversations: object) -> list[list[dict[str, Any]]]:
+    """One conversation, or a list of them, as chat templates read them. Raises `InvalidParameterError`."""
+    name = "conversations"
+    if not isinstance(conversations, Sequence) or isinstance(conversations, str | bytes):
+        raise refused(name, conversations, "a list of messages, or a list of such lists")
+    if is_conversation(conversations):
+        return [read_messages(conversations, name)]
+    return [read_messages(messages, f"{name}[{i}]") for i, messages in enumerate(conversations)]
+
+
+def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
+    """Whether it looks like one; `read_messages` checks the messages."""
+    return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Mapping)
+
+
+def _listed(value: object) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _prompt(name: str, prompt: object) -> Prompt:
+    if isinstance(prompt, str) or _is_tokens(prompt):
+        return prompt
+    raise refused(name, prompt, "text or a list of token ids")
+
+
+def _is_tokens(value: object) -> TypeGuard[Sequence[int]]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return False
+    return all(isinstance(id_, Integral) and not isinstance(id_, bool) for id_ in value)
+
+
+def _for_each(value: object, count: int, name: str) -> list[Any]:
+    """`value` as a list with one entry for each prompt."""
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return [value] * count
+    if len(value) != count:
+        problem = f"{name} has {len(value)} entries for {count} prompts; one or as many are allowed"
+        raise InvalidParameterError(problem, name)
+    return list(value)

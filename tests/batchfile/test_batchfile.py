@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from support.fake_engine import ANSWER, FakeEngine
 
-from twostep.batchfile.answers import AnswerFile
-from twostep.batchfile.lines import BatchFileError, check_lines
-from twostep.batchfile.run import MAX_OUTSTANDING
+from twostep.batchfile.answer_file import AnswerFile
+from twostep.batchfile.batch_run import MAX_OUTSTANDING
+from twostep.batchfile.request_lines import BatchFileError, check_lines
 from twostep.cli.batch import UnansweredError, answer_file
 from twostep.cli.main import main
 from twostep.engine.kv_memory import kv_memory
@@ -138,16 +138,16 @@ GOOD = json.dumps(completion("a")).encode() + b"\n"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "in has no requests"),
-        (b"\n  \n", "in has no requests"),
+        (b"", "in contains no requests"),
+        (b"\n  \n", "in contains no requests"),
         (GOOD + b"{", "line 2: not JSON: Expecting property name"),
         (b"\xff\xfa\n" + GOOD, "line 1: not JSON: byte 0 is not UTF-8"),
         (GOOD + b"[" * 100_000, "line 2: not JSON: nested too deeply"),
         (b"9" * 5000, "line 1: not JSON: Exceeds the limit"),
-        (b"3\n", "line 1: 3 is no object with custom_id, method, url and body"),
-        (GOOD + b"\n" + GOOD, "line 3: custom_id 'a' is that of line 1 too"),
-        (b'{"custom_id": 3}', "line 1: custom_id is 3; it has to be a string, not empty"),
-        (b'{"custom_id": ""}', "line 1: custom_id is ''; it has to be a string, not empty"),
+        (b"3\n", "line 1: 3 is not an object with custom_id, method, url and body"),
+        (GOOD + b"\n" + GOOD, "line 3: custom_id 'a' is also that of line 1"),
+        (b'{"custom_id": 3}', "line 1: custom_id is 3; it has to be a string that is not empty"),
+        (b'{"custom_id": ""}', "line 1: custom_id is ''; it has to be a string that is not empty"),
         (b'{"custom_id": "a"}', "line 1: method is None; it has to be 'POST'"),
         (b'{"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}', "line 1: url is '/v1/embeddings'; support"),
         (b'{"custom_id": "a", "method": "POST", "url": ["x"]}', "line 1: url is ['x']; supported: /v1/chat/completi"),
@@ -247,10 +247,10 @@ def test_wherever_a_kill_tore_the_file_nothing_is_lost_or_doubled(model: LoadedM
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"custom_id": "z", "response": {}, "error": None}, "line 1: custom_id 'z' is in no line of the requests"),
-        ({"custom_id": ["a"], "response": {}, "error": None}, "line 1: custom_id ['a'] is in no line of the requests"),
-        (completion("a"), "line 1: {'custom_id': 'a', 'method': 'POST', 'url': '/v1/completions...' is no answer"),
-        (["a"], "line 1: ['a'] is no answer to a request"),
+        ({"custom_id": "z", "response": {}, "error": None}, "line 1: custom_id 'z' is not among the requests"),
+        ({"custom_id": ["a"], "response": {}, "error": None}, "line 1: custom_id ['a'] is not among the requests"),
+        (completion("a"), "line 1: {'custom_id': 'a', 'method': 'POST', 'url': '/v1/completions...' is not an answer"),
+        (["a"], "line 1: ['a'] is not an answer to a request"),
     ],
 )
 def test_answers_to_something_else_are_left_alone(tmp_path: Path, line: object, message: str) -> None:
@@ -283,7 +283,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
 WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
-from twostep.batchfile.answers import AnswerFile
+from twostep.batchfile.answer_file import AnswerFile
 with AnswerFile(Path(sys.argv[1]), [str(n) for n in range(10**6)]) as answers:
     for number in range(10**6):
         answers.write({"custom_id": str(number), "response": "x" * 5000, "error": None})
@@ -340,7 +340,7 @@ def test_kv_memory_is_a_share_or_a_size(text: str, meaning: dict[str, float]) ->
         (["--kv-memory", "2 GiBs"], f"--kv-memory is '2 GiBs'; {KV_MEMORY}"),
         (["--kv-memory", "0"], f"--kv-memory is '0'; {KV_MEMORY}"),
         (["--kv-memory", "50%"], f"--kv-memory is '50%'; {KV_MEMORY}"),
-        ([], "{file} has no requests"),
+        ([], "{file} contains no requests"),
     ],
 )
 def test_options_that_a_file_makes_void(
@@ -371,7 +371,7 @@ def test_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture
 def test_a_last_line_without_an_end_that_is_no_torn_answer_is_never_cut_off(tmp_path: Path, tail: bytes) -> None:
     out = tmp_path / "out.jsonl"
     out.write_bytes(tail)
-    with pytest.raises(BatchFileError, match="is no answer"):
+    with pytest.raises(BatchFileError, match="is not an answer"):
         AnswerFile(out, {"a": 1})
     assert out.read_bytes() == tail
 

@@ -41,7 +41,7 @@ def stages(made: Engine) -> list[Stage]:
 
 def while_a_step_runs(made: Engine, do: Callable[[], None]) -> None:
     """Does it once, when the next step has been handed to the kernels and before its end is looked at."""
-    surroundings = made._surroundings
+    surroundings = made._io
     catch_up = surroundings.catch_up
 
     def once() -> None:

@@ -17,8 +17,8 @@ from support.engines import (
     watching,
 )
 
-from twostep.engine.collector import Delta
 from twostep.engine.engine import Engine
+from twostep.engine.outputs import Delta
 from twostep.engine.params import SamplingParams
 from twostep.errors import ContextLengthError, InvalidParameterError, MemoryPlanError
 from twostep.kernels.native import NativeExecutor

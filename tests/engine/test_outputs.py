@@ -2,7 +2,7 @@
 
 import pytest
 
-from twostep.engine.outputs import ChoiceOutput, ChunkTime, Preemption, RequestOutput, Timeline
+from twostep.engine.outputs import ChoiceOutput, ChunkTime, PreemptionTime, RequestOutput, Timeline
 
 MS = 1_000_000
 
@@ -15,7 +15,7 @@ WHOLE = Timeline(
         ChunkTime(2400 * MS, 2450 * MS, tokens=60, step=30),
     ),
     token_ns=(1800 * MS, 1840 * MS, 1890 * MS, 2460 * MS),
-    preemptions=(Preemption(1900 * MS, tokens_lost=359),),
+    preemptions=(PreemptionTime(1900 * MS, tokens_lost=359),),
     finish_ns=2461 * MS,
 )
 
@@ -65,13 +65,13 @@ def test_what_never_happened_has_no_time() -> None:
 
 def test_preempted_to_the_end() -> None:
     """Aborted before it ran again."""
-    timeline = Timeline(0, 10, (ChunkTime(10, 20, 5, 0),), (20,), (Preemption(30, 6),), finish_ns=1030)
+    timeline = Timeline(0, 10, (ChunkTime(10, 20, 5, 0),), (20,), (PreemptionTime(30, 6),), finish_ns=1030)
     assert timeline.preempted_s == 1000 / 1e9
 
 
 def test_each_preemption_lasts_to_its_own_resumption() -> None:
     chunks = (ChunkTime(0, 10, 5, 0), ChunkTime(50, 60, 5, 1), ChunkTime(90, 99, 5, 2))
-    timeline = Timeline(0, 0, chunks, (), (Preemption(20, 5), Preemption(70, 5)), finish_ns=200)
+    timeline = Timeline(0, 0, chunks, (), (PreemptionTime(20, 5), PreemptionTime(70, 5)), finish_ns=200)
     assert timeline.preempted_s == (30 + 20) / 1e9
 
 

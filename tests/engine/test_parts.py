@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.kv_cache import Granted
 from twostep.engine.params import SamplingParams
-from twostep.engine.step import cores
-from twostep.engine.step.cores import Cores
+from twostep.engine.step import executor as executor_module
+from twostep.engine.step.executor import StarvationWatch
 from twostep.engine.step.rows import BlockTables, StandingRows
 from twostep.engine.step.worker import Worker
 from twostep.engine.text.answer import Answer, Vocabulary
@@ -289,11 +289,11 @@ def test_what_threads_lack_in_cpu_time_they_had_no_core(
 ) -> None:
     """Of a call that takes 100 ns."""
     now = SimpleNamespace(wall=7000, cpu=300, slept=20)
-    monkeypatch.setattr(cores, "perf_counter_ns", lambda: now.wall)
-    monkeypatch.setattr(cores, "process_time_ns", lambda: now.cpu)
+    monkeypatch.setattr(executor_module, "perf_counter_ns", lambda: now.wall)
+    monkeypatch.setattr(executor_module, "process_time_ns", lambda: now.cpu)
 
     def compute(asked: str) -> str:
         now.wall, now.cpu, now.slept = now.wall + 100, now.cpu + cpu_ns, now.slept + slept_ns
         return asked.upper()
 
-    assert Cores(threads, lambda: now.slept).watched(compute, "logits") == ("LOGITS", starved_ns)
+    assert StarvationWatch(threads, lambda: now.slept).watched(compute, "logits") == ("LOGITS", starved_ns)

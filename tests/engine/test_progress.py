@@ -2,7 +2,7 @@
 
 from io import StringIO
 
-from twostep.engine.progress import RequestProgress
+from twostep.engine.request_progress import RequestProgress
 
 
 class Terminal(StringIO):

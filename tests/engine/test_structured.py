@@ -18,11 +18,11 @@ from twostep.engine.engine import Engine
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.text.constraint import LIMITS, Constraint, Grammars
-from twostep.engine.text.structured import ANY_OBJECT, MAX_CHARACTERS, StructuredOutput
+from twostep.engine.text.structured_output import ANY_OBJECT, MAX_CHARACTERS, StructuredOutput
 from twostep.errors import InvalidParameterError
 from twostep.model.loaded import LoadedModel, open_model
-from twostep.openai_api.errors import ApiError
-from twostep.openai_api.requests import read_request
+from twostep.openai_api.api_error import ApiError
+from twostep.openai_api.api_request import read_request
 from twostep.openai_api.tool_calls import parse_tool_calls
 
 pytest.importorskip("llguidance")

@@ -14,7 +14,7 @@ from support.small_vocabulary import small_tokenizer_metadata
 from twostep.engine.text.constraint import LIMITS, LONGEST_REASON, Grammars, refused
 from twostep.engine.text.form_worker import problem
 from twostep.engine.text.literals import needed_characters, plain_gbnf
-from twostep.engine.text.structured import MAX_CHARACTERS, Kind, StructuredOutput
+from twostep.engine.text.structured_output import MAX_CHARACTERS, Kind, StructuredOutput
 from twostep.errors import InvalidParameterError
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from support.engines import ScriptedSampler, assert_no_residue, engine, run, streamed
 
-from twostep.engine.collector import Event
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.model.loaded import LoadedModel, open_model
 

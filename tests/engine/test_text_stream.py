@@ -11,8 +11,7 @@ from support.gguf_writer import write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
 from twostep.engine.params import SamplingParams
-from twostep.engine.text.stops import StopSearch
-from twostep.engine.text.text_stream import TextDelta, TextStream
+from twostep.engine.text.text_stream import StopSearch, TextDelta, TextStream
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer
 

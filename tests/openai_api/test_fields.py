@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from twostep.engine.text.structured import ANY_OBJECT, StructuredOutput
+from twostep.engine.text.structured_output import ANY_OBJECT, StructuredOutput
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.model.template import ChatTemplate
-from twostep.openai_api.errors import ApiError
-from twostep.openai_api.known_fields import KNOWN, Hint, Refused
-from twostep.openai_api.requests import ApiRequest, read_request
+from twostep.openai_api.api_error import ApiError
+from twostep.openai_api.api_request import ApiRequest, read_request
+from twostep.openai_api.fields import KNOWN, Hint, Refused
 from twostep.server.api.openapi import document
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ def test_hints_are_accepted_whatever_they_say(model: LoadedModel, path: str, nam
 def test_a_refusal_says_what_is_allowed_and_what_to_send_instead(model: LoadedModel) -> None:
     with pytest.raises(ApiError) as refused:
         read(model, CHAT, best_of=4)
-    assert str(refused.value) == "best_of is 4; best_of is not supported here, only 1; n gives several answers"
+    assert str(refused.value) == "best_of is 4; best_of is not supported here, only 1; use n for several answers"
 
 
 # --- llama.cpp --------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_log_probabilities_by_the_names_of_others(model: LoadedModel) -> None:
     ("fields", "message", "param"),
     [
         ({"n_predict": 0}, "n_predict is 0; it has to be an integer from 1", "n_predict"),
-        ({"n_predict": 3, "max_tokens": 4}, "max_tokens is 4, n_predict 3; they mean the same", "max_tokens"),
+        ({"n_predict": 3, "max_tokens": 4}, "max_tokens is 4 and n_predict is 3; they mean the same", "max_tokens"),
         ({"max_tokens": -1}, "max_tokens is -1; it has to be an integer from 1", "max_tokens"),
         ({"max_completion_tokens": [1]}, "max_completion_tokens is [1]; it has to be", "max_completion_tokens"),
         ({"repeat_penalty": "x"}, "repeat_penalty is 'x'; it has to be a number", "repeat_penalty"),
@@ -134,14 +134,14 @@ def test_log_probabilities_by_the_names_of_others(model: LoadedModel) -> None:
         ({"repeat_penalty": 1.1, "repeat_last_n": -2}, "repeat_last_n is -2; it has to be", "repeat_last_n"),
         (
             {"repeat_penalty": 1.1, "repetition_penalty": 1.2},
-            "repetition_penalty is 1.2, repeat_penalty 1.1; they mean the same",
+            "repetition_penalty is 1.2 and repeat_penalty is 1.1; send one",
             "repetition_penalty",
         ),
         ({"n_probs": 21}, "n_probs is 21; it has to be an integer from 0 to 20", "n_probs"),
-        ({"n_probs": 3, "logprobs": 1}, "n_probs and logprobs mean the same, give one", "n_probs"),
+        ({"n_probs": 3, "logprobs": 1}, "n_probs and logprobs are both set; they mean the same, send one", "n_probs"),
         ({"grammar": 3}, "grammar is 3; it has to be a string", "grammar"),
         ({"json_schema": 3}, "json_schema is 3; it has to be a JSON schema", "json_schema"),
-        ({"grammar": GBNF, "json_schema": SCHEMA}, "grammar and json_schema each ask for a form", "grammar"),
+        ({"grammar": GBNF, "json_schema": SCHEMA}, "grammar and json_schema each set the answer's form", "grammar"),
         (
             {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
             "structured_outputs is {",
@@ -165,7 +165,7 @@ def test_bad_values_of_others_fields_are_refused(
 
 def test_a_prompt_at_the_other_endpoint_is_not_passed_over(model: LoadedModel) -> None:
     for path, other in ((CHAT, COMPLETIONS), (COMPLETIONS, CHAT)):
-        with pytest.raises(ApiError, match=f"it belongs to {other}"):
+        with pytest.raises(ApiError, match=f"is not a field of this endpoint; use {other}"):
             read(model, path, **BODIES[other])
 
 

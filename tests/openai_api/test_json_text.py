@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
-from twostep.openai_api.chunks import error_event
-from twostep.openai_api.errors import ApiError
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
+from twostep.openai_api.api_error import ApiError
 from twostep.openai_api.json_text import Many, encode, pieces, plain
-from twostep.server.http.slices import SLICE_S, JsonReply, Slices
+from twostep.openai_api.responses import error_event
+from twostep.server.http.replies import SLICE_S, JsonReply, Slices
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

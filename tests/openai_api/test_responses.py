@@ -8,20 +8,23 @@ import pytest
 from support.gguf_writer import write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
-from twostep.engine.collector import Delta
-from twostep.engine.outputs import ChoiceOutput, ChunkTime, Preemption, RequestOutput, Timeline
+from twostep.engine.outputs import ChoiceOutput, ChunkTime, Delta, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
-from twostep.engine.text.logprobs import TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.text.text_stream import TextStream
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer
-from twostep.openai_api.chunks import Chunks
-from twostep.openai_api.errors import ApiError
+from twostep.openai_api.api_error import ApiError
+from twostep.openai_api.api_request import ApiRequest
 from twostep.openai_api.json_text import plain
-from twostep.openai_api.logprobs import PlacedToken, ShownTokens, chat_logprobs, completion_logprobs, text_offsets
-from twostep.openai_api.requests import ApiRequest
-from twostep.openai_api.responses import response_body
-from twostep.openai_api.timings import timings
+from twostep.openai_api.logprobs_format import (
+    PlacedToken,
+    ShownTokens,
+    chat_logprobs,
+    completion_logprobs,
+    text_offsets,
+)
+from twostep.openai_api.responses import Chunks, response_body, timings
 
 MS = 1_000_000
 TIMELINE = Timeline(
@@ -29,7 +32,7 @@ TIMELINE = Timeline(
     first_scheduled_ns=5 * MS,
     chunks=(ChunkTime(5 * MS, 15 * MS, 2, step=0), ChunkTime(15 * MS, 25 * MS, 2, step=1)),
     token_ns=(25 * MS, 35 * MS, 65 * MS),
-    preemptions=(Preemption(40 * MS, 5),),
+    preemptions=(PreemptionTime(40 * MS, 5),),
     finish_ns=66 * MS,
 )
 
@@ -178,12 +181,12 @@ def streamed_and_whole(tokenizer: Tokenizer, kind: Any, written: str, params: Sa
     for id_ in tokenizer.encode(written, special=True)[: params.max_tokens]:
         delta = stream.push([id_])
         collected.append(TokenLogprobs(id_, -0.5, 1, ((id_, -0.5),)))
-        sent += chunks.delta(0, Delta("r", 0, delta.text, (id_,), (collected[-1],)))
+        sent += chunks.delta(0, Delta("r", 0, delta.text, (id_,), PackedLogprobs([collected[-1]]).to_bytes()))
         text, stop = text + delta.text, delta.stop
         if stop is not None:
             break
     if rest := stream.flush():
-        sent += chunks.delta(0, Delta("r", 0, rest, (), ()))
+        sent += chunks.delta(0, Delta("r", 0, rest, ()))
     ids = [entry.token_id for entry in collected]
     choice = ChoiceOutput(0, text + rest, ids, "stop", TIMELINE, stop, tuple(collected))
     finished = RequestOutput("r", [1], (choice,), 0)

@@ -205,7 +205,7 @@ def test_log_probabilities_end_before_a_stop_string_streamed_as_whole(http: http
 
 def test_characters_arrive_whole(http: httpx.Client, server: Served) -> None:
     """CASES 24: what of a stream's text is not Unicode yet waits; at the end both ways have the same."""
-    tokenizer = server.state.model.tokenizer
+    tokenizer = server.state.models[0].model.tokenizer
     ids = {id_ for text in ("👩‍🚀", "語", "🇩🇪") for id_ in tokenizer.encode(text, special=False)}
     asked = {"prompt": "x", "max_tokens": 60, "logit_bias": dict.fromkeys(map(str, ids), 60), "seed": 5, "model": NAME}
     whole = post(http, "/v1/completions", **asked)["choices"][0]["text"]
@@ -396,4 +396,4 @@ def test_a_conversation_with_tools_is_tokenised_as_it_is_answered(http: httpx.Cl
 def test_who_asks_for_another_part_of_the_api_is_told_where_to_go(http: httpx.Client) -> None:
     reply = http.post("/v1/responses", json={"input": "x"})
     assert reply.status_code == 404
-    assert reply.json()["error"]["message"].endswith("there is no such path; use /v1/chat/completions")
+    assert reply.json()["error"]["message"].endswith("unknown path; use /v1/chat/completions")

@@ -79,4 +79,4 @@ def test_every_answer_is_described(described: Any, path: str, method: str, mode:
 def test_nothing_is_left(server: Served, server_host: Host) -> None:
     snapshot = server_host.snapshot()
     assert (snapshot.running, snapshot.waiting) == (0, 0)
-    assert server.state.places.taken == 0
+    assert server.state.admission_queue.size == 0

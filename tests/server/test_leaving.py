@@ -20,11 +20,12 @@ import pytest
 from support.http_server import NAME, Host, Served, host, within
 from support.raw_http import connected, posted, rest
 
+from twostep.engine.backend import Snapshot
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.messages import Snapshot
+from twostep.engine.process.local_backend import LocalBackend
 from twostep.server.config import ServerConfig
+from twostep.server.front import ONE_SIGNAL_S, serve
 from twostep.server.http.listening import AddressError
-from twostep.server.run import ONE_SIGNAL_S, serve
 
 LONG: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 4000, "ignore_eos": True}
 
@@ -62,7 +63,7 @@ async def _ask(url: str, body: dict[str, Any]) -> asyncio.StreamWriter:
 def assert_all_is_given_back(server: Served, server_host: Host) -> None:
     """Soon: a request of this length would take several times as long."""
     assert within(5, lambda: is_idle(server_host.snapshot()))
-    assert len(server.state.flights) == server.state.places.taken == server_host.client.outstanding == 0
+    assert len(server.state.in_flight) == server.state.admission_queue.size == server_host.backend.outstanding == 0
 
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["streamed", "whole"])
@@ -127,7 +128,7 @@ def test_whoever_goes_behind_a_further_request_is_noticed(server: Served, server
         assert within(60, lambda: server_host.snapshot().running == 1)
         client.sendall(b"GET /health HTTP/1.1\r\n")
         assert within(60, lambda: any(one.flow.read_paused for one in tuple(server.front.server_state.connections)))
-    assert within(15, lambda: not server.state.flights)
+    assert within(15, lambda: not server.state.in_flight)
     assert_all_is_given_back(server, server_host)
 
 
@@ -139,7 +140,7 @@ def test_long_bodies_of_clients_that_went_keep_nobody_waiting(server: Served) ->
             time.sleep(0.02)
     short = httpx.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 1}, timeout=30)
     assert short.status_code == 200
-    assert within(60, lambda: server.state.bodies.held == 0)
+    assert within(60, lambda: server.state.bodies.reserved == 0)
 
 
 # --- clients that do not read -------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ def test_whoever_does_not_read_is_taken_for_gone(
     monkeypatch.setattr("twostep.server.http.connections.STALLED_S", 0.5)
     with server_host.front(small_sends=True) as front, unread(front) as client:
         assert within(60, lambda: is_stalled(front))
-        assert within(15, lambda: not front.state.flights)
+        assert within(15, lambda: not front.state.in_flight)
         assert_all_is_given_back(front, server_host)
         assert not rest(client).endswith(b"\r\n0\r\n\r\n"), "the reply came to an end"
     assert caplog.records == []
@@ -176,9 +177,9 @@ def test_a_deadline_holds_for_whoever_does_not_read(server_host: Host, caplog: p
     """The place is free before the client is told, which it may never hear."""
     with server_host.front(small_sends=True) as front, unread(front):
         assert within(60, lambda: is_stalled(front))
-        [flight] = front.state.flights._flights
+        [flight] = front.state.in_flight._requests
         server_host.loop.call_soon_threadsafe(flight.limit, 0.1)  # which has passed
-        assert within(10, lambda: not front.state.places.taken)
+        assert within(10, lambda: not front.state.admission_queue.size)
         assert_all_is_given_back(front, server_host)
         assert within(15, lambda: not front.front.server_state.connections)
     assert caplog.records == []
@@ -250,7 +251,9 @@ def test_what_can_never_fit_is_refused_at_once(doomed: Host) -> None:
 
 def test_a_hanging_and_a_dead_engine(doomed: Host) -> None:
     """CASES 23, 28. Health is asked meanwhile: it does not wait for the engine."""
-    process = doomed.client._process
+    assert isinstance(doomed.backend, LocalBackend)
+    doomed.backend.drain()  # it is not started again
+    process = doomed.backend.client._process
     with doomed.front(stall_s=2) as front, stream(front.url, max_tokens=900) as reply:
         lines = reply.iter_lines()
         assert "choices" in next(lines)
@@ -284,16 +287,16 @@ sys.addaudithook(no_network)
 
 from twostep.engine.config import EngineConfig
 from twostep.server.config import ServerConfig
-from twostep.server import run
+from twostep.server import front
 
-def listen(config, listen=run.listen):
+def listen(config, listen=front.listen):
     listeners = listen(config)  # the system takes little of what clients do not read
     listeners.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     return listeners
 
-run.listen = listen
+front.listen = listen
 config = ServerConfig(port=int(sys.argv[3]), drain_s=float(sys.argv[2]), served_model_names=("small",), log="off")
-run.serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, *_: print(config.port, flush=True))
+front.serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, *_: print(config.port, flush=True))
 """
 
 
@@ -330,7 +333,7 @@ def test_sigterm_lets_streams_finish(default_model_path: Path) -> None:
         assert served.wait(60) == 0
         assert served.stderr is not None
         [said] = served.stderr.read().splitlines()
-        assert said.startswith("twostep: ending; 1 under way may finish, for 300 s at most")
+        assert said.startswith("twostep: shutting down; 1 in progress, up to 300 s to finish; signal again to exit now")
 
 
 def test_sigterm_cuts_streams_at_the_deadline(default_model_path: Path) -> None:
@@ -353,7 +356,7 @@ def test_sigterm_leaves_whoever_does_not_read(default_model_path: Path) -> None:
         assert served.wait(20) == 0
         assert served.stderr is not None
         [said] = served.stderr.read().splitlines()
-        assert said.startswith("twostep: ending; 1 under way")
+        assert said.startswith("twostep: shutting down; 1 in progress")
 
 
 def test_a_second_signal_ends_at_once(default_model_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from twostep.server.http import long_json
-from twostep.server.http.bodies import SHORT_BYTES, parse
+from twostep.server.http.request_body import SHORT_BYTES, parse
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -1,4 +1,4 @@
-"""Metrics count what happened and nothing else (CASES 14, 34, 35); the ledger and the log of requests."""
+"""Metrics count what happened and nothing else (CASES 14, 34, 35); finished requests and the request log."""
 
 import json
 import re
@@ -16,25 +16,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from support.bills import output, reply
+from support.breakdowns import output, reply
 from support.engines import engine, failing, mixed_requests, prompt, run, submit
 from support.http_server import NAME, Host, Served
 
+from twostep.engine.backend import Snapshot, Worker
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import ChunkTime, DecodeTime, Preemption, RequestOutput, Timeline
+from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
-from twostep.engine.process.host import EngineHost
-from twostep.engine.process.messages import Snapshot
-from twostep.engine.step import cores
-from twostep.engine.timing.histogram import Histogram
-from twostep.openai_api.errors import ApiError
-from twostep.server.observe.breakdown import bill
-from twostep.server.observe.exposition import Family, exposition
-from twostep.server.observe.finished import LEFT, Ledger, Reply
-from twostep.server.observe.log_lines import LogLines
-from twostep.server.observe.metrics import Metrics, Own
-from twostep.server.observe.refusals_log import RefusalsLog
-from twostep.server.observe.requests_log import LONG, RequestsLog, log_entry
+from twostep.engine.process.engine_host import EngineHost
+from twostep.engine.step import executor as executor_module
+from twostep.engine.timing.meter import Histogram
+from twostep.openai_api.api_error import ApiError
+from twostep.server.observe.finished_requests import LEFT, FinishedRequests, Reply
+from twostep.server.observe.latency_breakdown import latency_breakdown
+from twostep.server.observe.prometheus_metrics import (
+    Family,
+    HttpReplies,
+    Metrics,
+    dropped_lines,
+    exposition,
+    of_workers,
+)
+from twostep.server.observe.request_logs import LONG, LogLines, RefusalsLog, RequestsLog, log_entry
 
 S = 1_000_000_000
 SAMPLING = SamplingParams(max_tokens=2, temperature=0)
@@ -73,8 +77,12 @@ class Scrape:
         return {name for name, _ in self.values}
 
 
-def scrape(metrics: Metrics, snapshot: Snapshot | None = None, model: str = "small") -> Scrape:
-    return Scrape(metrics.text(model, snapshot, Own(up=True)), model)
+def scrape(
+    metrics: Metrics, snapshot: Snapshot | None = None, model: str = "small", replies: HttpReplies | None = None
+) -> Scrape:
+    server = [*(replies or HttpReplies()).families(), dropped_lines(0)]
+    families = [*metrics.of_replies(), *of_workers([Worker("a", True, snapshot=snapshot)]), *server]
+    return Scrape(exposition([(model, families)]), model)
 
 
 def line(first_s: float, *token_s: float, arrival_s: float = 1.0, prefill_s: float = 0.5) -> Timeline:
@@ -90,7 +98,7 @@ def line(first_s: float, *token_s: float, arrival_s: float = 1.0, prefill_s: flo
 def heard(*replies: Reply) -> Scrape:
     metrics = Metrics()
     for one in replies:
-        metrics.heard(one)
+        metrics.add_reply(one)
     return scrape(metrics)
 
 
@@ -164,7 +172,7 @@ def test_choices_and_prompts_count_each() -> None:
 
 
 def test_preempted_time_is_of_those_that_were() -> None:
-    preempted = replace(line(2.0, 2.1), preemptions=(Preemption(int(2.05 * S), 3),), finish_ns=int(2.1 * S))
+    preempted = replace(line(2.0, 2.1), preemptions=(PreemptionTime(int(2.05 * S), 3),), finish_ns=int(2.1 * S))
     told = heard(at(1, output(preempted)), at(1, output(line(2.0)), id="b"))
     assert told("request_preempted_time_seconds_count") == 1
     assert told("request_preempted_time_seconds_sum") == pytest.approx(0.05)
@@ -235,7 +243,7 @@ def test_the_hit_rate_does_not_decay() -> None:
 
 def test_time_without_a_core_is_part_of_the_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the process had got no CPU time at all; then all of it."""
-    monkeypatch.setattr(cores, "process_time_ns", lambda: 0)
+    monkeypatch.setattr(executor_module, "process_time_ns", lambda: 0)
     outputs, snapshot, _ = served({"max_num_seqs": 1})
     told = scrape(Metrics(), snapshot)
     lines = [choice.timeline for output in outputs.values() for choice in output.choices]
@@ -243,7 +251,7 @@ def test_time_without_a_core_is_part_of_the_steps_time(monkeypatch: pytest.Monke
     assert told("kernel_starved_seconds_total") == pytest.approx(starved_ns / 1e9)
     kinds = ("decode", "prefill", "mixed")
     assert 0 < starved_ns / 1e9 < sum(told("step_time_seconds_sum", kind=kind) for kind in kinds)
-    monkeypatch.setattr(cores, "process_time_ns", perf_counter_ns)
+    monkeypatch.setattr(executor_module, "process_time_ns", perf_counter_ns)
     _, snapshot, _ = served({})
     assert scrape(Metrics(), snapshot)("kernel_starved_seconds_total") == 0
 
@@ -263,7 +271,7 @@ def test_histograms_count_as_prometheus_defines_it(values: list[float], bounds: 
     histogram = Histogram(sorted(bounds))
     for value in values:
         histogram.add(value, times=2)
-    text = exposition([Family("h", "histogram", "", [({}, histogram.counted())], histogram.bounds)], {})
+    text = exposition([("m", [Family("h", "histogram", "", [({}, histogram.counted())], histogram.bounds)])])
     [family] = text_string_to_metric_families(text)
     for sample in family.samples:
         if sample.name == "h_bucket":
@@ -276,9 +284,9 @@ def test_histograms_count_as_prometheus_defines_it(values: list[float], bounds: 
 @given(st.text())
 def test_any_label_survives(name: str) -> None:
     families = [Family("a", "gauge", "with \\ and\nmore", [({"label": name}, 1)])]
-    [family] = text_string_to_metric_families(exposition(families, {}))
+    [family] = text_string_to_metric_families(exposition([("m", families)]))
     assert family.documentation == "with \\ and\nmore"
-    assert family.samples[0].labels == {"label": name}
+    assert family.samples[0].labels == {"model_name": "m", "label": name}
 
 
 def test_names_are_those_of_vllm_where_they_mean_the_same() -> None:
@@ -289,8 +297,7 @@ def test_names_are_those_of_vllm_where_they_mean_the_same() -> None:
 
 
 def test_before_the_engine_has_spoken_its_metrics_are_missing() -> None:
-    metrics = Metrics()
-    told = Scrape(metrics.text("small", None, Own(up=False)), "small")
+    told = Scrape(exposition([("small", of_workers([Worker("a", False)]))]), "small")
     assert told("engine_up") == 0
     assert "twostep:num_requests_running" not in told.names()
 
@@ -302,9 +309,10 @@ def quiet() -> Snapshot:
 
 def test_every_metric_of_the_dashboard_exists() -> None:
     metrics = Metrics()
-    metrics.answered("/v1/completions", 429)
-    metrics.heard(at(1, output(line(2.0, 2.1))))
-    told = scrape(metrics, quiet())
+    replies = HttpReplies()
+    replies.count("/v1/completions", 429)
+    metrics.add_reply(at(1, output(line(2.0, 2.1))))
+    told = scrape(metrics, quiet(), replies=replies)
     dashboard = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     used = {name for query in queries for name in re.findall(r"twostep:\w+", query)}
@@ -376,7 +384,7 @@ def test_refusals_are_rejected_not_failed(server_host: Host) -> None:
 def test_a_defect_is_counted_as_500(server_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     with server_host.front(log="off") as front:
         with monkeypatch.context() as patch:
-            patch.setattr(front.state.ledger, "get", lambda id_: 1 / 0)
+            patch.setattr(front.state.finished, "get", lambda id_: 1 / 0)
             assert httpx.get(f"{front.url}/v1/requests/any").status_code == 500
         assert metrics_of(front)("http_requests_total", path="other", status="500") == 1
 
@@ -392,8 +400,8 @@ def test_a_client_that_left_is_counted_and_billed(server_host: Host, capfd: pyte
         assert told("e2e_request_latency_seconds_count") == 0
         [entry] = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
         assert (entry["status"], entry["finish_reasons"]) == (LEFT, ["abort"])
-        bill = httpx.get(f"{front.url}/v1/requests/{entry['id']}").json()
-        [choice] = bill["choices"]
+        breakdown = httpx.get(f"{front.url}/v1/requests/{entry['id']}").json()
+        [choice] = breakdown["choices"]
         assert sum(line["ns"] for line in choice["lines"]) == choice["total"]["ns"]
 
 
@@ -404,53 +412,53 @@ def wait_for(look: Callable[[], Scrape], there: Callable[[Scrape], bool]) -> Scr
     raise AssertionError("it never came")
 
 
-# --- the ledger ---------------------------------------------------------------------------------------------------
+# --- finished requests -----------------------------------------------------------------------------------------------
 
 
-def test_the_ledger_keeps_so_many_and_so_long() -> None:
+def test_finished_requests_are_kept_so_many_and_so_long() -> None:
     now = 0
-    ledger = Ledger(keep=3, keep_s=10, now_ns=lambda: now)
+    finished = FinishedRequests(keep=3, keep_s=10, now_ns=lambda: now)
     for i in range(5):
-        ledger.finished(reply(id=str(i), sent_ns=i * S))
-    assert [ledger.get(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
+        finished.add(reply(id=str(i), sent_ns=i * S))
+    assert [finished.get(str(i)) is not None for i in range(5)] == [False, False, True, True, True]
     now = int(13.5 * S)
-    assert [ledger.get(str(i)) is not None for i in range(5)] == [False, False, False, False, True]
-    assert len(ledger) == 1
+    assert [finished.get(str(i)) is not None for i in range(5)] == [False, False, False, False, True]
+    assert len(finished) == 1
 
 
 def test_a_reply_is_told_of_once_when_all_its_outputs_are_here() -> None:
     told: list[Reply] = []
-    ledger = Ledger(tell=[told.append], now_ns=lambda: 0)
-    ledger.finished(reply(output(line(2.0), id="a-0"), id="a", status=LEFT, awaited=("a-1", "a-2")))
-    ledger.late(output(line(2.0), id="a-1"))
-    ledger.late(output(line(2.0), id="unknown"))
+    finished = FinishedRequests(on_complete=[told.append], now_ns=lambda: 0)
+    finished.add(reply(output(line(2.0), id="a-0"), id="a", status=LEFT, awaited=("a-1", "a-2")))
+    finished.add_late_output(output(line(2.0), id="a-1"))
+    finished.add_late_output(output(line(2.0), id="unknown"))
     assert told == []
-    ledger.late(output(line(2.0), id="a-2"))
+    finished.add_late_output(output(line(2.0), id="a-2"))
     assert [[one.id for one in entry.outputs] for entry in told] == [["a-0", "a-1", "a-2"]]
-    assert ledger.get("a") == told[0]
+    assert finished.get("a") == told[0]
 
 
 def test_an_output_may_come_before_the_end_of_its_reply() -> None:
     told: list[Reply] = []
-    ledger = Ledger(tell=[told.append], now_ns=lambda: 0)
+    finished = FinishedRequests(on_complete=[told.append], now_ns=lambda: 0)
     for i in range(300):
-        ledger.late(output(line(2.0), id=f"b-{i}"))
-    ledger.late(output(line(2.0), id="a-1"))
-    ledger.finished(reply(id="a", status=LEFT, awaited=("a-0", "a-1")))
-    assert (told, len(ledger._early)) == ([], 99)
-    ledger.late(output(line(2.0), id="a-0"))
+        finished.add_late_output(output(line(2.0), id=f"b-{i}"))
+    finished.add_late_output(output(line(2.0), id="a-1"))
+    finished.add(reply(id="a", status=LEFT, awaited=("a-0", "a-1")))
+    assert (told, len(finished._early)) == ([], 99)
+    finished.add_late_output(output(line(2.0), id="a-0"))
     assert [[one.id for one in entry.outputs] for entry in told] == [["a-1", "a-0"]]
 
 
 def test_what_is_still_awaited_when_it_is_forgotten_is_told_of_as_it_is() -> None:
     told: list[Reply] = []
-    ledger = Ledger(keep=1, tell=[told.append], now_ns=lambda: 0)
-    ledger.finished(reply(id="a", awaited=("a-0",)))
-    ledger.finished(reply(id="b"))
+    finished = FinishedRequests(keep=1, on_complete=[told.append], now_ns=lambda: 0)
+    finished.add(reply(id="a", awaited=("a-0",)))
+    finished.add(reply(id="b"))
     assert [entry.id for entry in told] == ["b", "a"]
-    ledger.late(output(line(2.0), id="a-0"))
+    finished.add_late_output(output(line(2.0), id="a-0"))
     assert len(told) == 2
-    assert ledger._owner == {}
+    assert finished._owner == {}
 
 
 # --- the log ------------------------------------------------------------------------------------------------------
@@ -491,7 +499,7 @@ def test_the_line_is_of_the_choice_that_ended_last() -> None:
     """As the breakdown's verdict is; the others' are not made for it."""
     outputs = [output(line(2.0, 2.1, end), id=f"a-{number}") for number, end in enumerate((2.4, 2.9, 2.5))]
     several = at(0.9, *outputs)
-    whole, entry = bill(several), log_entry(several)
+    whole, entry = latency_breakdown(several), log_entry(several)
     last = whole["choices"][1]
     assert (whole["verdict"]["prompt"], whole["verdict"]["limit"]) == (1, entry["limit"])
     assert entry["e2e_ms"] == round(last["e2e"]["ns"] / 1e6, 3)
@@ -504,7 +512,7 @@ def test_the_line_for_people() -> None:
     log.write(at(0.9, output(line(2.0, 2.1, 2.4))))
     log.write(reply(status=500))
     first, second = stream.getvalue().splitlines()
-    assert first.endswith("cmpl-1: 4 (0 cached) + 3 tokens, TTFT 1100 ms, 1500 ms in all, held by queue")
+    assert first.endswith("cmpl-1: 4 (0 cached) + 3 tokens, TTFT 1100 ms, 1500 ms in all, limited by queue")
     assert " 500 /v1/completions cmpl-1: 0 (0 cached) + 0 tokens, TTFT -" in second
     assert second.endswith(" ms in all")
 
@@ -616,7 +624,7 @@ def entries(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def test_what_the_ledger_has_is_logged_once(server_host: Host, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_request_is_logged_once(server_host: Host, capfd: pytest.CaptureFixture[str]) -> None:
     """Cut by its own limit, before anything was sent."""
     with server_host.front(log="json") as front:
         assert ask(front, max_tokens=4000, timeout_s=0.2).status_code == 504

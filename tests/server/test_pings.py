@@ -18,8 +18,8 @@ from support.http_server import NAME, Host, Served, within
 from twostep.bench.client.reply import StreamReply
 from twostep.cli.chat import Said
 from twostep.cli.chat_remote import RemotePartner
-from twostep.openai_api.errors import ApiError
-from twostep.server.http import streaming
+from twostep.openai_api.api_error import ApiError
+from twostep.server.http import replies
 
 SHORT: dict[str, Any] = {"model": NAME, "prompt": "One, two,", "max_tokens": 3, "ignore_eos": True, "stream": True}
 HOG: dict[str, Any] = {**SHORT, "max_tokens": 2000, "n": 8}
@@ -27,8 +27,8 @@ HOG: dict[str, Any] = {**SHORT, "max_tokens": 2000, "n": 8}
 
 @pytest.fixture
 def front(server_host: Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(streaming, "HEADERS_S", 0.2)
-    monkeypatch.setattr(streaming, "PING_S", 0.1)
+    monkeypatch.setattr(replies, "HEADERS_S", 0.2)
+    monkeypatch.setattr(replies, "PING_S", 0.1)
     with server_host.front() as made:
         yield made
 
@@ -61,8 +61,8 @@ def test_headers_and_comments_come_while_a_stream_waits(front: Served, server_ho
 
 
 def test_a_stream_whose_tokens_come_in_time_has_no_comment(front: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "HEADERS_S", 60)
-    monkeypatch.setattr(streaming, "PING_S", 60)
+    monkeypatch.setattr(replies, "HEADERS_S", 60)
+    monkeypatch.setattr(replies, "PING_S", 60)
     with waiting(front) as reply:
         assert not [line for line in reply.iter_lines() if line.startswith(":")]
 
@@ -70,7 +70,7 @@ def test_a_stream_whose_tokens_come_in_time_has_no_comment(front: Served, monkey
 def test_an_error_before_the_headers_has_its_status(
     front: Served, server_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "HEADERS_S", 30)
+    monkeypatch.setattr(replies, "HEADERS_S", 30)
     with full(front, server_host), waiting(front, timeout_s=0.1) as reply:
         assert reply.status_code == 504
         assert json.loads(reply.read())["error"]["code"] == "timeout"
@@ -80,33 +80,33 @@ def test_an_error_after_them_is_an_event(front: Served, server_host: Host) -> No
     ending = ApiError("the server is shutting down", status=503, code="shutting_down")
     with full(front, server_host), waiting(front) as reply:
         assert reply.status_code == 200
-        server_host.loop.call_soon_threadsafe(front.state.flights.cut_all, ending)
+        server_host.loop.call_soon_threadsafe(front.state.in_flight.cancel_all, ending)
         *_, error, end = [line for line in reply.iter_lines() if line.startswith("data: ")]
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert end == "data: [DONE]"
 
 
 def test_what_is_refused_at_once_has_its_status(front: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "HEADERS_S", 0)
+    monkeypatch.setattr(replies, "HEADERS_S", 0)
     with waiting(front, max_tokens=10**6) as reply:
         assert reply.status_code == 400
 
 
 def test_gaps_between_tokens_have_comments_too(front: Served, server_host: Host) -> None:
     """A stream that was preempted, say: here the engine's events are held back."""
-    events = server_host.client.follow_all
+    events = server_host.backend.submit
 
-    async def slow(submits: Any) -> AsyncIterator[Any]:
-        async for event in events(submits):
+    async def slow(requests: Any, on_late_output: Any) -> AsyncIterator[Any]:
+        async for event in events(requests, on_late_output):
             yield event
             await asyncio.sleep(0.5)
 
-    server_host.client.follow_all = slow  # type: ignore[method-assign]
+    server_host.backend.submit = slow  # type: ignore[method-assign]
     try:
         with waiting(front) as reply:
             lines = [line for line in reply.iter_lines() if line]
     finally:
-        del server_host.client.follow_all  # type: ignore[method-assign]
+        del server_host.backend.submit  # type: ignore[method-assign]
     first, last = lines.index(next(line for line in lines if line.startswith("data"))), len(lines) - 1
     assert ": ping" in lines[first:last]
 
@@ -139,7 +139,7 @@ def test_twostep_chat_copes(front: Served, server_host: Host) -> None:
     with full(front, server_host):
         asking.start()
         assert within(30, lambda: server_host.snapshot().waiting == 1)
-        time.sleep(3 * streaming.HEADERS_S)  # so that comments come, on an idle machine at least
+        time.sleep(3 * replies.HEADERS_S)  # so that comments come, on an idle machine at least
         assert not told
     asking.join(30)
     assert "".join(told)
@@ -150,8 +150,8 @@ def test_twostep_bench_counts_no_comment() -> None:
     chunk = {"id": "a", "choices": [{"index": 0, "text": "x", "finish_reason": "length"}]}
     reply = StreamReply(1, must_be_full=False)
     reply.begin(200, {"content-type": "text/event-stream"})
-    assert not reply.body(streaming.PING * 3, 1)
+    assert not reply.body(replies.PING * 3, 1)
     assert not reply.body(f"data: {json.dumps(chunk)}\n\n".encode(), 2)
-    assert not reply.body(streaming.PING, 3)
+    assert not reply.body(replies.PING, 3)
     assert reply.body(b"data: [DONE]\n\n", 4)
     assert reply.tokens()[0] == (2,)

@@ -17,12 +17,10 @@ import httpx
 import pytest
 from support.http_server import within
 
-from twostep.engine.process.client import EngineClient, _how_it_ended
-from twostep.engine.process.messages import Ready
+from twostep.engine.process.engine_client import EngineClient, _how_it_ended
+from twostep.engine.process.local_backend import MOST_DEATHS, WINDOW_S, LocalBackend
 from twostep.errors import EngineDiedError, MemoryPlanError, TwostepError
 from twostep.recording.reader import Recording
-from twostep.server.observe.pulse import Pulse
-from twostep.server.supervisor import MOST_DEATHS, WINDOW_S, Supervisor
 
 # --- the supervisor, with engines that are made up ----------------------------------------------------------------
 
@@ -32,26 +30,26 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.death: asyncio.Future[EngineDiedError] = asyncio.get_running_loop().create_future()
+        self.died: EngineDiedError | None = None
         self.stopped = False
+        self.pinged = False
 
-    async def dead(self) -> EngineDiedError:
-        return await self.death
+    async def wait_until_dead(self) -> EngineDiedError:
+        self.died = await self.death
+        return self.died
+
+    def ping(self) -> None:
+        self.pinged = True
 
     async def stop(self) -> None:
         self.stopped = True
 
 
-class FakePulse(Pulse):
-    async def run(self, client: EngineClient) -> None:
-        await asyncio.sleep(3600)
-
-
-class FakeOwner:
-    """Lets each engine die at once, as long as `lives` says when."""
+class FakeStarts:
+    """Lets each engine die at once, as long as `lives_s` says when; the next one stays."""
 
     def __init__(self, lives_s: list[float]) -> None:
         self.draining = False
-        self.pulse: Pulse = FakePulse()
         self.said: list[str] = []
         self.now_s = 0.0
         self.starts: list[int] = []
@@ -59,93 +57,97 @@ class FakeOwner:
         self._lives_s = lives_s
         self.out_of_lives = asyncio.Event()
 
-    async def start(self, restart: int) -> tuple[EngineClient, Ready]:
+    async def start(self, restart: int) -> EngineClient:
         self.starts.append(restart)
         if restart in self.failures:
             raise self.failures[restart]
-        return cast(EngineClient, FakeEngine()), cast(Ready, None)
-
-    def loaded(self, client: EngineClient, ready: Ready) -> None:
-        if not self._lives_s:
+        engine = FakeEngine()
+        if self._lives_s:
+            self.now_s += self._lives_s.pop(0)
+            engine.death.set_result(EngineDiedError(f"died at {self.now_s:g}"))
+        else:
             self.out_of_lives.set()
-            return
-        self.now_s += self._lives_s.pop(0)
-        cast(FakeEngine, client).death.set_result(EngineDiedError(f"died at {self.now_s:g}"))
+        return cast(EngineClient, engine)
 
-    def say(self, event: str, words: str) -> None:
-        self.said.append(f"{event}: {words}")
+    def report(self, event: str, line: str) -> None:
+        self.said.append(f"{event}: {line}")
 
 
-def supervised(lives_s: list[float], prepare: Callable[[FakeOwner], None] = lambda _: None) -> tuple[FakeOwner, str]:
-    """Engines that live so long each, and one more that stays; how the supervisor ended."""
+def supervised(lives_s: list[float], prepare: Callable[[FakeStarts], None] = lambda _: None) -> tuple[FakeStarts, str]:
+    """Engines that live so long each, and one more that stays; how the backend ended."""
 
-    async def run() -> tuple[FakeOwner, str]:
-        owner = FakeOwner(lives_s)
-        prepare(owner)
-        supervisor = Supervisor(owner, owner.start, lambda: owner.now_s)
-        running = asyncio.create_task(supervisor.run(lambda ready: None))
-        done, _ = await asyncio.wait([running, waiting := asyncio.create_task(owner.out_of_lives.wait())],
+    async def run() -> tuple[FakeStarts, str]:
+        starts = FakeStarts(lives_s)
+        prepare(starts)
+        backend = LocalBackend(starts.start, starts.report, lambda: starts.now_s)
+        if starts.draining:
+            backend.drain()
+        running = asyncio.create_task(backend.run(lambda: None))
+        done, _ = await asyncio.wait([running, waiting := asyncio.create_task(starts.out_of_lives.wait())],
                                      return_when=asyncio.FIRST_COMPLETED)  # fmt: skip
         waiting.cancel()
         if running in done:
-            return owner, str(running.exception())
+            assert backend.phase == ("failed" if backend.client else "loading")
+            return starts, str(running.exception())
         await asyncio.sleep(0)
-        assert not supervisor.restarting
-        assert supervisor.restarts == len(owner.starts) - 1
+        assert backend.phase == "ready"
+        assert backend.restarts == len(starts.starts) - 1
         running.cancel()
-        await supervisor.stop()
-        assert cast(FakeEngine, supervisor.client).stopped
-        return owner, "running"
+        await backend.stop()
+        engine = cast(FakeEngine, backend.client)
+        assert engine.stopped
+        assert engine.pinged, "there would be no metrics before the first request"
+        return starts, "running"
 
     return asyncio.run(run())
 
 
 def test_a_dead_engine_is_replaced() -> None:
-    owner, end = supervised([5])
-    assert (end, owner.starts) == ("running", [0, 1])
-    assert owner.said == [
+    made, end = supervised([5])
+    assert (end, made.starts) == ("running", [0, 1])
+    assert made.said == [
         "engine_died: died at 5; starting it again",
         "engine_restarted: the engine is running again",
     ]
 
 
 def test_deaths_that_are_rare_are_all_mended() -> None:
-    owner, end = supervised([WINDOW_S / (MOST_DEATHS - 1) + 0.1] * 10)
-    assert (end, owner.starts) == ("running", list(range(11)))
+    made, end = supervised([WINDOW_S / (MOST_DEATHS - 1) + 0.1] * 10)
+    assert (end, made.starts) == ("running", list(range(11)))
 
 
 def test_an_engine_that_keeps_dying_is_given_up() -> None:
-    owner, end = supervised([0.0, *[WINDOW_S / (MOST_DEATHS - 1)] * 10])
-    assert owner.starts == [0, 1, 2]
-    assert owner.said[-1] == "engine_died: died at 60"
+    made, end = supervised([0.0, *[WINDOW_S / (MOST_DEATHS - 1)] * 10])
+    assert made.starts == [0, 1, 2]
+    assert made.said[-1] == "engine_died: died at 60"
     assert end == "the engine died 3 times within 60 s and is not started again"
 
 
 def test_a_start_that_fails_is_a_death() -> None:
     """Also for another reason, such as memory that somebody else took."""
 
-    def prepare(owner: FakeOwner) -> None:
-        owner.failures = {1: EngineDiedError("died while loading"), 2: MemoryPlanError("no memory")}
+    def prepare(starts: FakeStarts) -> None:
+        starts.failures = {1: EngineDiedError("died while loading"), 2: MemoryPlanError("no memory")}
 
-    owner, end = supervised([0.0], prepare)
-    assert (owner.starts, end) == ([0, 1, 2], "the engine died 3 times within 60 s and is not started again")
-    assert owner.said[1:] == ["engine_died: died while loading; starting it again", "engine_died: no memory"]
+    made, end = supervised([0.0], prepare)
+    assert (made.starts, end) == ([0, 1, 2], "the engine died 3 times within 60 s and is not started again")
+    assert made.said[1:] == ["engine_died: died while loading; starting it again", "engine_died: no memory"]
 
 
 def test_a_first_start_that_fails_is_told_as_it_is() -> None:
-    def prepare(owner: FakeOwner) -> None:
-        owner.failures = {0: MemoryPlanError("no memory")}
+    def prepare(starts: FakeStarts) -> None:
+        starts.failures = {0: MemoryPlanError("no memory")}
 
-    owner, end = supervised([], prepare)
-    assert (owner.starts, end, owner.said) == ([0], "no memory", [])
+    made, end = supervised([], prepare)
+    assert (made.starts, end, made.said) == ([0], "no memory", [])
 
 
 def test_a_server_that_ends_starts_no_engine() -> None:
-    def prepare(owner: FakeOwner) -> None:
-        owner.draining = True
+    def prepare(starts: FakeStarts) -> None:
+        starts.draining = True
 
-    owner, end = supervised([1], prepare)
-    assert (owner.starts, end) == ([0], "died at 1, while the server was shutting down")
+    made, end = supervised([1], prepare)
+    assert (made.starts, end) == ([0], "died at 1, while the server was shutting down")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,8 @@ class Serving:
     def _engines(self) -> set[int]:
         task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}")
         found = {int(pid) for pid in (task / "children").read_text().split()}
-        return {pid for pid in found if b"twostep.engine.process.host" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        module = b"twostep.engine.process.engine_host"
+        return {pid for pid in found if module in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
     def ask(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=20)

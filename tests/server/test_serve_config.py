@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from twostep.engine.backend import Capabilities
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.messages import Ready
 from twostep.errors import InvalidParameterError
 from twostep.server.choice import choose
 from twostep.server.config import ServerConfig
@@ -16,7 +16,6 @@ from twostep.server.effective import effective, lines
 from twostep.server.options import SETTINGS
 from twostep.server.presets import PRESETS
 from twostep.server.sources import service_links
-from twostep.settings import Settings
 
 
 def configs(
@@ -410,7 +409,16 @@ def test_a_file_that_is_not_toml(toml: Path, content: bytes) -> None:
 
 # --- what is in effect --------------------------------------------------------------------------------------------
 
-READY = Ready(Settings(blocks=(100,), context_tokens=1600), ("weights: 1 GiB",), "avx2", 4, 1600)
+READY = Capabilities(
+    max_sequence_tokens=1600,
+    max_model_len=1600,
+    max_num_seqs=64,
+    max_num_batched_tokens=1024,
+    kv_blocks=100,
+    isa="avx2",
+    threads=4,
+    description=("weights: 1 GiB",),
+)
 
 
 def test_the_answer_of_v1_config() -> None:

@@ -89,11 +89,11 @@ def assert_as_before(made: Host, front: Served) -> None:
     snapshot = made.snapshot()
     assert (snapshot.running, snapshot.waiting, snapshot.kv_blocks_free) == (0, 0, snapshot.kv_blocks)
     assert snapshot.preemptions > 0, "the cache was not tiny"
-    assert made.client.outstanding == len(front.state.flights) == front.state.places.taken == 0
+    assert made.backend.outstanding == len(front.state.in_flight) == front.state.admission_queue.size == 0
 
 
 def assert_counted(made: Host, front: Served, ends: Counter[str]) -> None:
-    replies = [*front.state.ledger._replies.values()]
+    replies = [*front.state.finished._replies.values()]
     statuses = Counter(reply.status for reply in replies)
     early = statuses[200] - ends["answered"]  # answered in full before their client left
     assert early >= 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from twostep.openai_api.errors import ApiError
+from twostep.openai_api.api_error import ApiError
 from twostep.server import systemd
 from twostep.server.systemd import SystemdNotifier
 

@@ -124,7 +124,7 @@ def chatter():
     for number in range(3000):
         os.write(2, b"%d: %s\\n" % (number, b"x" * 1000))
     (pathlib.Path(__file__).parent / "said").touch()
-if "twostep.engine.process.host" in sys.orig_argv:
+if "twostep.engine.process.engine_host" in sys.orig_argv:
     threading.Thread(target=chatter, daemon=True).start()
 """
 """A `sitecustomize` whose engine writes 3 MB past Python's streams, as a library of C++ may."""
@@ -146,8 +146,8 @@ import sys
 from functools import partial
 from twostep.background import background_output
 from twostep.cli.main import main
-from twostep.server import run
-run.background_output = partial(background_output, 20_000)
+from twostep.server import front
+front.background_output = partial(background_output, 20_000)
 sys.exit(main())
 """
 

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.engine import build
-from twostep.engine.collector import Delta, Event
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Delta, Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.errors import SamplingError
 from twostep.kernels.sampling import Sampled, Sampler, SampleRow
@@ -155,7 +154,7 @@ def assert_no_residue(engine: Engine) -> None:
     A last turn, with nothing to serve, works through what the one before has noted.
     """
     assert engine.turn() == []
-    scheduler, executor, surroundings = engine.scheduler, engine._executor, engine._surroundings
+    scheduler, executor, surroundings = engine.scheduler, engine._executor, engine._io
     scheduler.check()
     assert engine.outstanding == 0
     assert scheduler.idle

@@ -1,23 +1,23 @@
-"""Servers on loopback for tests: an engine, and fronts with settings of their own over it, in one thread."""
+"""Servers on loopback for tests: a backend, and front ends with settings of their own over it, in one thread."""
 
 import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from twostep.engine.backend import Backend, Snapshot
 from twostep.engine.config import EngineConfig
-from twostep.engine.process.client import EngineClient
-from twostep.engine.process.messages import Ready, Snapshot
+from twostep.engine.process.local_backend import LocalBackend
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.server.config import ServerConfig
+from twostep.server.front import Front
 from twostep.server.http.listening import listen
-from twostep.server.run import Front
-from twostep.server.state import ServerState
+from twostep.server.state import ServedModel, ServerState
 
 NAME = "small"
 T = TypeVar("T")
@@ -34,11 +34,10 @@ class Served:
 
 @dataclass
 class Host:
-    """An engine's process and the event loop that its fronts run in."""
+    """A backend and the event loop that its front ends run in."""
 
     model: LoadedModel
-    client: EngineClient
-    ready: Ready
+    backend: Backend
     loop: asyncio.AbstractEventLoop
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float = 20) -> T:
@@ -46,7 +45,7 @@ class Host:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
     def snapshot(self) -> Snapshot:
-        """How the engine is now."""
+        """The state of the only worker now."""
         return self.run(self._snapshot())
 
     @contextmanager
@@ -60,11 +59,14 @@ class Host:
             watch.cancel()
 
     async def _snapshot(self) -> Snapshot:
-        heard_s = self.client.heard_s
-        self.client.ping()
-        while self.client.heard_s == heard_s or self.client.snapshot is None:
+        assert isinstance(self.backend, LocalBackend)
+        client = self.backend.client
+        assert client is not None
+        before_s = client.last_message_s
+        client.ping()
+        while client.last_message_s == before_s or client.snapshot is None:
             await asyncio.sleep(0.005)
-        return self.client.snapshot
+        return client.snapshot
 
     @contextmanager
     def front(
@@ -74,25 +76,27 @@ class Host:
         loaded: bool = True,
         small_sends: bool = False,
         loopback: bool = True,
+        others: Sequence[ServedModel] = (),
         **settings: Any,
     ) -> Iterator[Served]:
         """A front with these of `ServerConfig`; not `loaded`: as while the model is being loaded. With `small_sends`
-        the system takes little of what clients do not read; not `loopback`: as if others reached it."""
+        the system takes little of what clients do not read; not `loopback`: as if others reached it. `others` are
+        served beside this host's model."""
         config = ServerConfig(**{"port": 0, "drain_s": 0, "log": "off", **settings})
-        state = ServerState(config, model or self.model, (NAME, "alias/of-it"), loopback=loopback)
+        served = [ServedModel((NAME, "alias/of-it"), model or self.model, self.backend), *others]
+        state = ServerState(config, served, loopback=loopback)
         with listen(config) as listeners:
             front = Front(state)
             if small_sends:
                 for listener in listeners.sockets:
                     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             if loaded:
-                state.loaded(self.client, self.ready)
+                for one in served:
+                    state.loaded(one)
             serving = asyncio.run_coroutine_threadsafe(front.serve(sockets=listeners.sockets), self.loop)
-            pulse = asyncio.run_coroutine_threadsafe(state.pulse.run(self.client), self.loop)
             try:
                 yield Served(state, listeners.urls[0], front)
             finally:
-                pulse.cancel()
                 state.draining = True
                 serving.result(20)
                 state.close()
@@ -113,19 +117,38 @@ class Turns:
 
 
 @contextmanager
+def hosted(model: LoadedModel, backend: Backend) -> Iterator[Host]:
+    """Runs a backend in an event loop of its own; stops it afterwards."""
+    with _loop() as loop:
+        ready = threading.Event()
+        running = asyncio.run_coroutine_threadsafe(backend.run(ready.set), loop)
+        running.add_done_callback(lambda _: ready.set())
+        try:
+            assert ready.wait(60)
+            if running.done():
+                running.result()
+            yield Host(model, backend, loop)
+        finally:
+            running.cancel()
+            asyncio.run_coroutine_threadsafe(backend.stop(), loop).result(20)
+
+
+@contextmanager
 def host(path: Path, **settings: Any) -> Iterator[Host]:
     """An engine with these of `EngineConfig`."""
+    backend = LocalBackend.of(path, EngineConfig(**settings), lambda event, line: None)
+    with hosted(open_model(path), backend) as made:
+        yield made
+
+
+@contextmanager
+def _loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """In a thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server")
     thread.start()
-    model = open_model(path)
     try:
-        starting = asyncio.run_coroutine_threadsafe(EngineClient.start(path, EngineConfig(**settings)), loop)
-        client, ready = starting.result(60)
-        try:
-            yield Host(model, client, ready, loop)
-        finally:
-            asyncio.run_coroutine_threadsafe(client.stop(), loop).result(20)
+        yield loop
     finally:
         asyncio.run_coroutine_threadsafe(_wind_up(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)

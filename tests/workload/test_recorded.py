@@ -17,7 +17,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bills import output, reply
+from support.breakdowns import output, reply
 from support.http_server import Host, Served
 
 from twostep.background import BackgroundWriter
@@ -25,8 +25,8 @@ from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Timeline
 from twostep.errors import WorkloadError
 from twostep.server.config import ServerConfig
-from twostep.server.observe.traffic import BlockNumbers, TrafficRecorder
-from twostep.server.run import serve
+from twostep.server.front import serve
+from twostep.server.observe.traffic_recorder import BlockNumbers, TrafficRecorder
 from twostep.workload.format import read_workload
 from twostep.workload.workload import Workload
 
@@ -152,7 +152,7 @@ def test_what_a_server_wrote_can_be_read_however_it_ended(
 def test_a_server_that_cannot_record_does_not_start(default_model_path: Path, tmp_path: Path) -> None:
     (tmp_path / "w").touch()
     config = ServerConfig(port=0, record_workload=str(tmp_path / "w"))
-    with pytest.raises(WorkloadError, match="exists; a recording never takes its place"):
+    with pytest.raises(WorkloadError, match="exists and is not overwritten"):
         serve(config, EngineConfig(), default_model_path, lambda config, ready: None)
 
 
@@ -162,7 +162,7 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError) as caught:
         TrafficRecorder(path, "small")
     assert str(caught.value) == (
-        f"record_workload: {path} exists; a recording never takes its place, give it another name"
+        f"record_workload: {path} exists and is not overwritten; choose another name"
     )  # fmt: skip
     assert path.read_text() == "precious"
 
@@ -183,7 +183,7 @@ def test_on_a_full_disk_the_recording_ends_and_nothing_else(
         monkeypatch.setattr(recorder, "_writer", BackgroundWriter(full.fileno()))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            recorder.heard(reply(output(Timeline(0, 0, (), (5, 6), (), 6))))
+            recorder.add_reply(reply(output(Timeline(0, 0, (), (5, 6), (), 6))))
         recorder.close()
     assert caplog.messages == [f"{tmp_path}/w: No space left on device; the recording of the workload ends here"]
     assert read_workload(tmp_path / "w", silent).requests == []
@@ -198,7 +198,7 @@ def test_a_disk_that_is_stuck_ends_the_recording_and_nothing_else(
     monkeypatch.setattr(recorder, "_writer", BackgroundWriter(write, 4096))
     with caplog.at_level(logging.WARNING):
         for _ in range(3000):
-            recorder.heard(reply(output(Timeline(0, 0, (), (5, 6), (), 6))))
+            recorder.add_reply(reply(output(Timeline(0, 0, (), (5, 6), (), 6))))
         recorder.close()
     assert caplog.messages == [f"{tmp_path}/w: the disk does not keep up; the recording of the workload ends here"]
     os.close(read)

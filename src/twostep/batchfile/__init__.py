@@ -1,1 +1,1 @@
-"""Files of requests answered as a whole, in OpenAI's batch format, and taken up again where a run ended."""
+"""Answers files of requests in OpenAI's batch format; an interrupted run can be resumed."""

@@ -11,8 +11,8 @@ from twostep.cli.request import check_threads
 from twostep.errors import InvalidParameterError, TwostepError
 
 if TYPE_CHECKING:
-    from twostep.batchfile.answers import AnswerFile
-    from twostep.batchfile.run import Engine
+    from twostep.batchfile.answer_file import AnswerFile
+    from twostep.batchfile.batch_run import Engine
     from twostep.input_file import InputFile
 
 SAID_BY_BODIES = (
@@ -52,8 +52,8 @@ def answer_file(
     files that cannot be used, before anything is computed; `UnansweredError` at the end, if there are requests, also of
     earlier runs, that could not be answered. `requests` may be a pipe, or - for standard input.
     """
-    from twostep.batchfile.answers import AnswerFile
-    from twostep.batchfile.lines import check_lines
+    from twostep.batchfile.answer_file import AnswerFile
+    from twostep.batchfile.request_lines import check_lines
     from twostep.input_file import InputFile
     from twostep.terminal import StatusLine
 
@@ -83,9 +83,9 @@ def _check_errors(errors: Mapping[str, str], lines: Mapping[str, int], out: Path
 def _answer_rest(
     requests: "InputFile", answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int, how_to_go_on: str
 ) -> None:
-    from twostep.batchfile.lines import read_lines
-    from twostep.batchfile.run import BatchRun
-    from twostep.engine.progress import RequestProgress
+    from twostep.batchfile.batch_run import BatchRun
+    from twostep.batchfile.request_lines import read_lines
+    from twostep.engine.request_progress import RequestProgress
 
     progress = RequestProgress(total, before=len(answers.answered))
     batch = BatchRun(engine, names, answers.write, progress.finished)

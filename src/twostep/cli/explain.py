@@ -1,4 +1,4 @@
-"""`twostep explain [ID]`: where the time of a finished request went, itemised, from the server that served it."""
+"""`twostep explain [ID]`: where the time of a finished request went, as a latency breakdown from the server."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_to(commands: Subcommands) -> None:
-    parser = commands.add_parser("explain", help="itemise where the time of a finished request went")
+    parser = commands.add_parser("explain", help="print the latency breakdown of a finished request")
     help_ = "the id in the reply, such as chatcmpl-... (default: of the request that finished last)"
     parser.add_argument("id", metavar="ID", nargs="?", help=help_)
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
     connection.add_to(parser)
-    parser.add_argument("--json", action="store_true", help="print the bill as the server gives it, times in ns")
+    parser.add_argument("--json", action="store_true", help="print the latency breakdown as JSON, times in ns")
     parser.set_defaults(run=run)
 
 
@@ -27,19 +27,19 @@ def run(options: argparse.Namespace) -> None:
     from urllib.parse import quote
 
     from twostep.cli.remote import Remote
-    from twostep.server.observe.breakdown_text import bill_lines
+    from twostep.server.observe.breakdown_text import breakdown_lines
 
     server = Remote(options.url, connection.api_key(options), connection.trust(options))
     id_ = _last(server) if options.id is None else options.id
-    bill = server.get(f"/requests/{quote(id_, safe='')}")
-    print(json.dumps(bill, indent=2) if options.json else "\n".join(bill_lines(bill)))
+    breakdown = server.get(f"/requests/{quote(id_, safe='')}")
+    print(json.dumps(breakdown, indent=2) if options.json else "\n".join(breakdown_lines(breakdown)))
 
 
 def _last(server: "Remote") -> str:
-    """Raises `ServerError` if none has finished, or not for long."""
+    """The id of the request that finished last. Raises `ServerError` if there is none."""
     from twostep.cli.remote import ServerError
 
     id_ = server.get("/requests?limit=1").get("first_id")
     if id_ is None:
-        raise ServerError(f"{server.url}: no request has finished of late")
+        raise ServerError(f"{server.url}: no request has finished recently")
     return str(id_)

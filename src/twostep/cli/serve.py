@@ -11,7 +11,7 @@ from twostep.server.options import LIST, SETTINGS, SWITCH, Setting
 from twostep.server.presets import PRESETS
 
 if TYPE_CHECKING:
-    from twostep.engine.process.messages import Ready
+    from twostep.engine.backend import Capabilities
     from twostep.server.config import ServerConfig
     from twostep.server.http.listening import Listeners
 
@@ -52,7 +52,7 @@ def _preset_values(setting: Setting) -> str:
 
 def run(options: argparse.Namespace) -> None:
     from twostep.server.choice import choose
-    from twostep.server.run import serve
+    from twostep.server.front import serve
     from twostep.server.sources import service_links
     from twostep.store.progress import Progress
     from twostep.store.resolve import resolve
@@ -66,18 +66,18 @@ def run(options: argparse.Namespace) -> None:
     serve(config, engine_config, resolve(choice.model, Progress()), _announce)
 
 
-def _announce(config: "ServerConfig", ready: "Ready", listeners: "Listeners") -> None:
-    print(*_lines(config, ready, listeners), sep="\n", flush=True)
+def _announce(config: "ServerConfig", capabilities: "Capabilities", listeners: "Listeners") -> None:
+    print(*_lines(config, capabilities, listeners), sep="\n", flush=True)
 
 
-def _lines(config: "ServerConfig", ready: "Ready", listeners: "Listeners") -> Iterator[str]:
+def _lines(config: "ServerConfig", capabilities: "Capabilities", listeners: "Listeners") -> Iterator[str]:
     """What a user has to know to use it, and to understand what it will do."""
     from twostep.server.effective import lines
 
     yield "settings, and who set them:"
-    yield from (f"  {line}" for line in lines(config, ready))
+    yield from (f"  {line}" for line in lines(config, capabilities))
     yield "memory and steps:"
-    yield from (f"  {line}" for line in ready.lines)
+    yield from (f"  {line}" for line in capabilities.description)
     if not listeners.loopback and not config.api_keys:
         yield f"note: whoever reaches {' or '.join(config.hosts)} may use it: no --api-key is set"
     names, urls = " and ".join(config.served_model_names), listeners.urls

@@ -1,4 +1,4 @@
-"""Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
+"""Builds the parts of an engine from a model and settings; refuses settings that cannot work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +21,11 @@ from twostep.spec.host import HostDemand
 from twostep.spec.memory import MemoryDemand, MemoryPlan
 
 DEFAULT_SHARE = 0.5
-"""Of free memory; the rest stays for others on this machine and for the system's cache of files."""
+"""Share of free memory; the rest is for other programs and the file cache."""
 
 
 class Sizing(NamedTuple):
-    """What the machine and the settings allow: KV blocks, and the longest sequence."""
+    """The sizes that machine and settings allow."""
 
     memory: MemoryPlan
     blocks: int
@@ -41,11 +41,11 @@ class Sizing(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """Most tokens of a sequence: the context, or what the whole cache holds and one that is never computed."""
+        """Most tokens of a sequence: the context, or the tokens of the whole cache and a last one without KV."""
         return min(self.context_tokens, self.blocks * BLOCK_TOKENS + 1)
 
     def lines(self, config: EngineConfig) -> Iterator[str]:
-        """The arithmetic, to print."""
+        """Lines to print: the arithmetic."""
         yield from self.memory.arithmetic(self.context_tokens)
         if self.longest < self.context_tokens:
             yield f"note: as the cache holds no more, prompt and answer have at most {self.longest} tokens together"
@@ -55,7 +55,7 @@ class Sizing(NamedTuple):
 
 
 def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> Sizing:
-    """`serves`: for a server, whose processes count too.
+    """Plans memory and sizes. `serves`: for a server, whose processes count too.
 
     Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks.
     """
@@ -109,7 +109,7 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
 
 
 def scheduler(settings: Settings, cost: CostModel) -> Scheduler:
-    """A scheduler that plans with `cost`, and teaches it.
+    """Returns a scheduler that plans with `cost` and fits it to measured steps.
 
     Raises `InvalidParameterError` for settings that contradict each other.
     """
@@ -119,7 +119,7 @@ def scheduler(settings: Settings, cost: CostModel) -> Scheduler:
 
 @contextmanager
 def naming_settings() -> Iterator[None]:
-    """The scheduler's errors are a user's."""
+    """Turns the scheduler's `ValueError`s into `InvalidParameterError`s."""
     try:
         yield
     except ValueError as error:
@@ -127,24 +127,24 @@ def naming_settings() -> Iterator[None]:
 
 
 class Kernels(NamedTuple):
-    """What computes, and on what."""
+    """The executor and sampler, with the instruction set and threads that they use."""
 
     executor: Executor
     sampler: Sampler
     isa: str
     threads: int
     slept_ns: Callable[[], int]
-    """See `Cores`."""
+    """See `StarvationWatch`."""
 
     def close(self) -> None:
-        """Gives back weights, KV cache and threads, whoever else may still refer to these objects."""
+        """Frees weights, KV cache and threads, even if these objects are still referred to."""
         for part in (self.executor, self.sampler):
             if isinstance(part, NativeExecutor | ReferenceExecutor | Sampler):
                 part.close()
 
 
 def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels:
-    """The executor, with the memory of its widest step allocated, and a sampler on the same threads."""
+    """Returns the executor, with memory for its largest step, and a sampler on the same threads."""
     vocab, blocks = model.network.shape.vocab, sizing.group_blocks
     if config.executor == "reference":
         return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1, lambda: 0)

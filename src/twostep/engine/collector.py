@@ -1,50 +1,27 @@
-"""Gathers what the steps gave into answers: text, log-probabilities, and when everything happened."""
+"""Builds outputs from the results of steps: text, log-probabilities and timelines."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from twostep.core.cost import CostModel
 from twostep.core.loop import Abort
 from twostep.core.plan import Admission, Finished
 from twostep.core.request import BLOCK_TOKENS, FinishReason
-from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
+from twostep.engine.outputs import ChoiceEnd, ChoiceOutput, Delta, Event, RequestOutput, Timeline
 from twostep.engine.outputs import FinishReason as FinishName
 from twostep.engine.params import SamplingParams
 from twostep.engine.text.answer import Answer
-from twostep.engine.text.logprobs import PackedLogprobs, TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.engine.text.text_stream import NoText, TextStream
 from twostep.engine.timing.timekeeper import StepEnd, Timekeeper, Times
 from twostep.errors import SamplingError
 from twostep.model.tokenizer import Tokenizer
 
 
-class Ended(NamedTuple):
-    """A choice has come to its end while others of its request go on. Both as in `ChoiceOutput`."""
-
-    finish_reason: FinishName
-    stop_reason: str | int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text of one choice of a request that streams; tokens may come without text yet."""
-
-    id: str
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    ended: Ended | None = None
-    """Then nothing is new, and nothing more comes of this choice. The last one's end is said by the whole output."""
-
-
-Event = Delta | RequestOutput
-
-
 @dataclass
 class _Choice:
-    """One choice as it comes. `text` is made as tokens come if somebody waits for it, else at the end."""
+    """One choice. Its text is made as tokens arrive if the request streams or has stop strings, otherwise at the
+    end."""
 
     request: "_Request"
     index: int
@@ -54,7 +31,7 @@ class _Choice:
     logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     texts: list[str] = field(default_factory=list)
     pushed: int = 0
-    """Output tokens that `stream` has seen."""
+    """Output tokens that `stream` has got."""
     error: str | None = None
 
 
@@ -70,8 +47,8 @@ class _Request:
 
 
 class Collector:
-    """Follows every sequence from its number to its answer. `abort` ends a choice early: a stop string was found.
-    `cost`, which the scheduler teaches, divides the time of steps among the sequences that share them."""
+    """Follows every sequence to its output. `abort` is called to end a choice at a stop string. `cost`, which the
+    scheduler fits, divides the time of steps among the sequences in them."""
 
     def __init__(self, tokenizer: Tokenizer | None, abort: Callable[[Abort], None], cost: CostModel) -> None:
         self.events: list[Event] = []
@@ -89,7 +66,7 @@ class Collector:
         *,
         streams: bool,
     ) -> None:
-        """A request of these answers, by number, is queued."""
+        """Adds a queued request with these answers by sequence number."""
         params = next(iter(answers.values())).params
         request = _Request(id_, prompt, params, streams, len(answers))
         all_times = self.times.follow(answers, arrival_ns)
@@ -98,17 +75,17 @@ class Collector:
             self._choices[number] = _Choice(request, index, answers[number], stream, times)
 
     def refused(self, id_: str, prompt: Sequence[int], why: str, now: int) -> None:
-        """A request could not be queued after all."""
+        """Adds the output of a request that could not be queued."""
         nothing = ChoiceOutput(0, "", (), "error", Timeline(now, finish_ns=now), error=why)
         self.events.append(RequestOutput(id_, prompt, (nothing,), 0))
 
     def note(self, end: StepEnd) -> None:
-        """A step ended; what it means is worked out in `catch_up`."""
+        """Notes that a step ended; `catch_up` processes it."""
         self._ends.append(end)
 
     @property
-    def awaits_first(self) -> bool:
-        """Whether what was noted has the first token of an answer that streams."""
+    def has_first_token(self) -> bool:
+        """Whether a noted step generated the first token of a streaming answer."""
         return any(
             (choice := self._choices.get(chunk.number)) is not None and choice.request.streams
             for end in self._ends
@@ -118,11 +95,11 @@ class Collector:
         )
 
     def note_aborted(self, finished: Sequence[Finished], now: int) -> None:
-        """Sequences were aborted; likewise."""
+        """Notes that sequences were aborted; `catch_up` processes it."""
         self._ends.append((finished, now))
 
     def catch_up(self) -> None:
-        """Works through what was noted, in order."""
+        """Processes what was noted, in order, and appends to `events`."""
         ends, self._ends = self._ends, []
         for end in ends:
             if isinstance(end, StepEnd):
@@ -140,7 +117,7 @@ class Collector:
         self._finish_all(end.resolved.finished, end.ended_ns)
 
     def _note_cached(self, admissions: Iterable[Admission]) -> None:
-        """What a request's first admission found in the prefix cache."""
+        """Keeps the prefix-cache hit of each request's first admission."""
         for admission in admissions:
             choice = self._choices.get(admission.number)
             if choice and choice.index == 0 and choice.request.cached_tokens is None:
@@ -159,14 +136,15 @@ class Collector:
             self._push(number, choice, now)
 
     def _push(self, number: int, choice: _Choice, now: int) -> None:
-        """Makes the text of new tokens; ends the choice where a stop string does."""
+        """Makes the text of new tokens; ends the choice at a stop string."""
         new = choice.answer.output[choice.pushed : len(choice.times.token_ns)].tolist()
         delta = choice.stream.push(new)
         choice.texts.append(delta.text)
         if choice.request.streams:
-            logprobs = choice.logprobs[choice.pushed : choice.pushed + delta.tokens]
+            known = choice.request.params.logprobs is not None
+            packed = choice.logprobs.to_bytes(choice.pushed, choice.pushed + delta.tokens) if known else b""
             tokens = tuple(new[: delta.tokens])
-            self.events.append(Delta(choice.request.id, choice.index, delta.text, tokens, logprobs))
+            self.events.append(Delta(choice.request.id, choice.index, delta.text, tokens, packed))
         choice.pushed += delta.tokens
         if delta.stop is not None:
             self._complete(number, choice, "stop", delta.stop, now)
@@ -187,7 +165,7 @@ class Collector:
         held_back = choice.stream.flush()
         choice.texts.append(held_back)
         if held_back and choice.request.streams:
-            self.events.append(Delta(choice.request.id, choice.index, held_back, (), ()))
+            self.events.append(Delta(choice.request.id, choice.index, held_back, ()))
         self._complete(number, choice, reason.value, self._stop_reason(choice, reason), now)
 
     def _stop_reason(self, choice: _Choice, reason: FinishReason) -> int | None:
@@ -215,4 +193,4 @@ class Collector:
             choices = tuple(sorted(request.done, key=lambda done: done.index))
             self.events.append(RequestOutput(request.id, request.prompt, choices, request.cached_tokens or 0))
         elif request.streams:
-            self.events.append(Delta(request.id, choice.index, "", (), (), Ended(reason, stop)))
+            self.events.append(Delta(request.id, choice.index, "", (), ended=ChoiceEnd(reason, stop)))

@@ -1,35 +1,117 @@
-"""The engine: a model, its memory, the scheduler and the loop, in the process of whoever calls it."""
+"""The engine: a model, its memory, the scheduler and the loop, in the calling process."""
 
 import secrets
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from platform import machine, python_version
+from time import monotonic_ns
 
 from twostep.core.blocks import prompt_hashes, root_hash
-from twostep.core.loop import Abort, EngineLoop, MissingCapabilityError
+from twostep.core.cost import CostModel
+from twostep.core.loop import Abort, Command, EngineLoop, MissingCapabilityError
+from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
-from twostep.engine.collector import Event
+from twostep.engine.collector import Collector
 from twostep.engine.config import EngineConfig
-from twostep.engine.outputs import RequestOutput
+from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.step.executor import KernelExecutor
-from twostep.engine.surroundings import EngineSurroundings, Submission
 from twostep.engine.text.answer import Answer, Vocabulary
 from twostep.engine.text.constraint import Grammars
 from twostep.engine.timing.meter import Measured
+from twostep.engine.timing.timekeeper import StepEnd
 from twostep.errors import ContextLengthError, InvalidParameterError, UnsupportedError
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
+from twostep.model.tokenizer import Tokenizer
 from twostep.perf.linear import LinearCostModel
 from twostep.processes import Owner
 from twostep.recording.writer import RecordedSurroundings, Recorder
 
+
+@dataclass(frozen=True)
+class Submission:
+    """A request with the data that the scheduler does not need."""
+
+    request: Request
+    prompt: Sequence[int]
+    answers: Sequence[Answer]
+    """One for each choice; created before the request is queued, so that a failure affects no other request."""
+    streams: bool
+
+
+class LoopIo:
+    """Implements `Clock`, `Inbox` and `Observer` of `core.loop` in one process. Other threads may fill the inbox."""
+
+    def __init__(self, executor: KernelExecutor, tokenizer: Tokenizer | None, cost: CostModel) -> None:
+        self._inbox: deque[Command] = deque()
+        self.collector = Collector(tokenizer, self._inbox.append, cost)
+        self._executor = executor
+        self._submitted: dict[str, Submission] = {}
+        self._began_ns = 0
+
+    def submit(self, submission: Submission) -> None:
+        """Puts a request into the inbox."""
+        self._submitted[submission.request.id] = submission
+        self._inbox.append(submission.request)
+
+    def command(self, command: Command) -> None:
+        """Puts a command into the inbox."""
+        self._inbox.append(command)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether there are commands that the loop has not received yet."""
+        return bool(self._inbox)
+
+    # --- for the loop ---------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        return monotonic_ns()
+
+    def receive(self) -> Iterable[Command]:
+        while self._inbox:
+            yield self._inbox.popleft()
+
+    def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
+        submission = self._submitted.pop(request.id)
+        answers = dict(zip(numbers, submission.answers, strict=True))
+        for number, answer in answers.items():
+            self._executor.add(number, answer)
+        self.collector.follow(request.id, submission.prompt, answers, now, streams=submission.streams)
+
+    def refused(self, request: Request, why: str, now: int) -> None:
+        submission = self._submitted.pop(request.id)
+        self.collector.refused(request.id, submission.prompt, why, now)
+
+    def began(self, step: Step, now: int) -> None:
+        self._began_ns = now
+
+    def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
+        self._drop(resolved.finished)
+        given, starved_ns = self._executor.given, self._executor.starved_ns
+        self.collector.note(StepEnd(step, given, result, starved_ns, resolved, self._began_ns, now))
+
+    def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
+        self._drop(finished)
+        self.collector.note_aborted(finished, now)
+
+    def catch_up(self) -> None:
+        self.collector.catch_up()
+
+    def _drop(self, finished: Iterable[Finished]) -> None:
+        for number, _, _ in finished:
+            self._executor.drop(number)
+
+
 MOST_URGENT = 2**31 - 1
-"""Priorities are from its negative to it, the least number being the most urgent."""
+"""Priorities range from its negative to it; the lowest number is the most urgent."""
 
 
 class Engine:
@@ -39,7 +121,7 @@ class Engine:
     """
 
     def __init__(self, model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> None:
-        """`serves`: it belongs to a server, whose processes are part of the memory that is planned."""
+        """`serves`: the engine belongs to a server, whose processes are part of the memory plan."""
         self.model, self.config = model, config
         self._owner = Owner("this engine")
         self._recorder: Recorder | None = None
@@ -48,7 +130,7 @@ class Engine:
         try:
             self._prepare(serves)
         except BaseException:
-            self.close()  # at once, however long the error and its frames are kept
+            self.close()  # now, as the error may keep this frame alive
             raise
 
     def _prepare(self, serves: bool) -> None:
@@ -71,11 +153,11 @@ class Engine:
             threads=0 if config.executor == "reference" else self.kernels.threads,
             slept_ns=self.kernels.slept_ns,
         )
-        self._surroundings = EngineSurroundings(self._executor, tokenizer, self.cost)
+        self._io = LoopIo(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()
 
     def _make_loop(self) -> EngineLoop:
-        around: EngineSurroundings | RecordedSurroundings = self._surroundings
+        around: LoopIo | RecordedSurroundings = self._io
         if self.config.record is not None:
             around = RecordedSurroundings(around, around, around, self._make_recorder(self.config.record))
         try:
@@ -90,16 +172,16 @@ class Engine:
 
     @property
     def outstanding(self) -> int:
-        """Requests whose output has not come yet."""
+        """Requests whose output has not been returned yet."""
         return len(self._open)
 
     @property
     def computing(self) -> bool:
-        """Whether a step is under way, which `end` waits for."""
+        """Whether a step is running, which `end` waits for."""
         return self._loop.computing
 
     def describe(self) -> Iterator[str]:
-        """The effective settings in lines to print, with the arithmetic behind the KV cache."""
+        """Yields lines to print: the effective settings, with the arithmetic behind the KV cache."""
         yield from self.sizing.lines(self.config)
         s = self.settings
         yield f"kernels: {self.kernels.isa}, {self.kernels.threads} threads"
@@ -118,18 +200,18 @@ class Engine:
         cache_salt: str = "",
         stream: bool = False,
     ) -> str:
-        """Takes on a request of these prompt tokens; returns its id.
+        """Queues a request with these prompt tokens; returns its id.
 
-        Only requests of the same `cache_salt` find each other's KV. With `stream` the text comes in `Delta`s as well.
-        Raises `InvalidParameterError` for what cannot be served: a prompt that is empty or not of this vocabulary, or
-        with its answer longer than context or cache, an id in use.
+        Only requests with the same `cache_salt` share KV. With `stream` the text is also returned in `Delta`s.
+        Raises `InvalidParameterError` for an empty prompt, a token outside the vocabulary, a prompt and answer longer
+        than the context or the cache, or an id in use.
         """
         self._owner.check()
         self._check_params(params)
         check_integer("priority", priority, -MOST_URGENT, MOST_URGENT)
         id_ = self._free_id(id)
         self._check_kind(prompt)
-        max_tokens = self._answer_limit(len(prompt), params)  # before anything is done with a long one
+        max_tokens = self._answer_limit(len(prompt), params)  # before work on a prompt that is too long
         tokens = self._tokens(prompt)
         root = root_hash(str(self.model.path), self.model.network.kv_layout.name, cache_salt, self._key)
         request = Request(
@@ -143,92 +225,93 @@ class Engine:
         self._check_fits(request)
         answers = self._answers(request, tokens, params.seeded(), root)
         self._open.add(id_)
-        self._surroundings.submit(Submission(request, tokens, answers, stream))
+        self._io.submit(Submission(request, tokens, answers, stream))
         return id_
 
     def abort(self, id: str) -> None:
-        """Ends a request early; its output comes with what it has. Nothing happens if it has ended."""
+        """Ends a request early; its output has the tokens generated so far. Does nothing if it has ended."""
         if id in self._open:
-            self._surroundings.ask(Abort(id))
+            self._io.command(Abort(id))
 
     def abort_all(self) -> None:
-        """Ends every request; their outputs are dropped, and the step under way stops at its next layer."""
+        """Ends every request and drops their outputs; the running step stops at its next layer."""
         self.stop_step()
         for id_ in self._open:
-            self._surroundings.ask(Abort(id_))
+            self._io.command(Abort(id_))
         while self._open:
             self.turn()
             if self.scheduler.idle:
-                self._open.clear()  # what nobody serves any more, after an exception, has no output either
+                self._open.clear()  # requests lost to an exception have no output
 
     def stop_step(self) -> None:
-        """From a signal handler or another thread: the step under way ends at its next layer, and gives nothing.
+        """Cancels the running step at its next layer, without a result. For signal handlers and other threads.
 
-        The reference executor has no such place to stop at; it goes on.
+        The reference executor cannot be cancelled; its step continues.
         """
         kernels = self.__dict__.get("kernels")
         if kernels is not None and isinstance(kernels.executor, NativeExecutor):
             kernels.executor.cancel()
 
     def turn(self) -> list[Event]:
-        """Ends the step under way, begins the next and leaves it running; returns what came of the ended one.
+        """Waits for the running step, starts the next one and returns the events of the finished one.
 
-        Where nothing is outstanding, nothing happens.
+        Does nothing if no request is outstanding.
         """
         self.end()
         return self.begin()
 
     def end(self) -> None:
-        """Waits for the step under way, if there is one, and takes in its result."""
+        """Waits for the running step, if there is one, and handles its result."""
         self._owner.check()
         self._executor.wait()
         self._loop.poll()
 
     def begin(self) -> list[Event]:
-        """Begins the next step, if there is work, and leaves it running; returns what came of those that have ended."""
+        """Starts the next step, if there is work; returns the events of finished steps."""
         self._owner.check()
         self._loop.begin()
         return self._take()
 
     def idle_s(self) -> float | None:
-        """How long a host may wait for input before it calls `begin` again: 0.0 while there is work, None if nothing is
-        outstanding. A static batch that is not full waits for others for a while."""
+        """How long the caller may wait for input before it calls `begin` again: 0.0 while there is work, None if no
+        request is outstanding. A static batch that is not full waits for more requests for a while."""
         if not self._open:
             return None
         wake_ns = self._loop.next_wake_ns
-        if wake_ns is None or self._surroundings.has_input:
+        if wake_ns is None or self._io.has_input:
             return 0.0
-        return max(0, wake_ns - self._surroundings.now()) / 1e9
+        return max(0, wake_ns - self._io.now()) / 1e9
 
     @property
     def first_tokens(self) -> bool:
-        """Whether the step that ended last gave the first token of an answer that streams."""
-        return self._surroundings.collector.awaits_first
+        """Whether the step that ended last generated the first token of a streaming answer."""
+        return self._io.collector.has_first_token
 
-    def come(self) -> list[Event]:
-        """What has come of steps that have ended, before the next one begins: text is made now, not beside it."""
-        self._surroundings.catch_up()
+    def drain_events(self) -> list[Event]:
+        """Returns the events of finished steps before the next one begins: text is made now, not while it runs."""
+        self._io.catch_up()
         return self._take()
 
     def _take(self) -> list[Event]:
-        collector = self._surroundings.collector
+        collector = self._io.collector
         events, collector.events = collector.events, []
         self._open.difference_update(event.id for event in events if isinstance(event, RequestOutput))
         return events
 
     def prepare_grammars(self) -> None:
-        """So that the first request under a grammar does not wait for what all of them need. Safe beside all else."""
+        """Creates what all grammars need, so that the first request with one does not wait. May run in another
+        thread."""
         if self._grammars is not None:
             self._grammars.prepare()
 
     def measured(self) -> Measured:
-        """What the steps and tokens took, since the start."""
-        return self._surroundings.collector.times.meter.measured()
+        """Times and counts of steps and tokens since the start."""
+        return self._io.collector.times.meter.measured()
 
     def close(self) -> None:
-        """Gives back weights, KV cache and threads, and ends the recording; requests under way have no output.
+        """Frees weights, KV cache and threads, and ends the recording; running requests get no output.
 
-        The engine cannot be used any more. In a forked child nothing happens, since nothing of it is the child's.
+        The engine cannot be used afterwards. Does nothing in a forked child, which owns none of it.
         """
         if not self._owner.here:
             return
@@ -237,7 +320,7 @@ class Engine:
         self._open.clear()
         if (kernels := self.__dict__.get("kernels")) is not None:
             kernels.close()
-        for name in ("_loop", "_surroundings"):
+        for name in ("_loop", "_io"):
             self.__dict__.pop(name, None)
         if self._recorder is not None:
             self._recorder.close()
@@ -250,7 +333,7 @@ class Engine:
         return id_
 
     def _answer_limit(self, prompt_tokens: int, params: SamplingParams) -> int:
-        """Where no length is asked for, it is what context and cache leave; what is asked for has to fit."""
+        """The most tokens of the answer: as requested, which has to fit, or what context and cache have left."""
         limit = params.answer_limit(prompt_tokens, self.sizing.context_tokens)
         room = self.sizing.longest - prompt_tokens
         return limit if params.max_tokens else max(1, params.min_tokens, min(limit, room))
@@ -262,7 +345,7 @@ class Engine:
             raise InvalidParameterError("the prompt is empty; it needs at least one token", "prompt")
 
     def _tokens(self, prompt: Sequence[int]) -> list[int]:
-        """A copy: what the caller does with the prompt afterwards changes nothing."""
+        """Returns a checked copy, so that the caller may change its prompt."""
         try:
             tokens = array("i", list(prompt)).tolist()
         except (TypeError, OverflowError) as error:
@@ -290,7 +373,7 @@ class Engine:
             self._grammars.check(params.structured)
 
     def _answers(self, request: Request, tokens: list[int], params: SamplingParams, root: bytes) -> list[Answer]:
-        """One a choice."""
+        """One for each choice."""
         hashes = request.hashes if self.config.enable_prefix_caching else None
         form, grammars = params.structured, self._grammars
         return [

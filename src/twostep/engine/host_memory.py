@@ -1,4 +1,4 @@
-"""How much memory this process may still take on this machine, and a plan that divides it."""
+"""How much memory is free for this process on this machine, and a plan that divides it."""
 
 import re
 from pathlib import Path
@@ -19,10 +19,10 @@ def plan_memory(
     kv_blocks: int | None = None,
     least_tokens: int = 1,
 ) -> MemoryPlan:
-    """A plan that can be carried out, by one of three: share of free memory for all of it, bytes, or blocks of KV.
+    """Plans memory by one of three sizes: a share of free memory for everything, bytes of KV, or blocks of KV.
 
-    Raises `MemoryPlanError` with the arithmetic where it does not fit or holds no sequence of `least_tokens` tokens,
-    `InvalidParameterError` for a share outside (0, 1] and for anything but one of the three.
+    Raises `MemoryPlanError` with the arithmetic if it does not fit or holds no sequence of `least_tokens` tokens,
+    `InvalidParameterError` for a share outside (0, 1] and unless exactly one of the three is given.
     """
     plan = _sized(demand, free_bytes, share, kv_bytes, kv_blocks)
     if fault := plan.fault(least_tokens):
@@ -46,9 +46,9 @@ def _sized(
 
 
 def free_memory(root: Path = _ROOT) -> int:
-    """Bytes that can be taken without swapping or being killed: the machine's, or less where a control group says so.
+    """Bytes that can be allocated without swapping or being killed: of the machine, or less in a control group.
 
-    `root` holds `proc` and `sys`. Raises `MemoryPlanError` where the system does not tell.
+    `root` holds `proc` and `sys`. Raises `MemoryPlanError` if the system does not report it.
     """
     available = available_bytes(read_text(root / "proc/meminfo") or "")
     if available is None:
@@ -58,15 +58,15 @@ def free_memory(root: Path = _ROOT) -> int:
 
 
 def available_bytes(meminfo: str) -> int | None:
-    """What the kernel estimates to be free for new use, caches that it would give up included."""
+    """The kernel's estimate of memory for new use, including caches that it can drop."""
     found = re.search(r"^MemAvailable: +(\d+) kB$", meminfo, re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 
 def left_in_group(folder: Path) -> int | None:
-    """Bytes that one control group still leaves its processes; `None` where it has no limit, or is none.
+    """Bytes that are left in one control group; `None` if it has no limit or does not exist.
 
-    Pages of files that were not used lately count as used, but the kernel takes them back before it refuses memory.
+    Inactive file pages count as used, but the kernel reclaims them before it refuses memory.
     """
     for limit_file, usage_file, cache in _VERSIONS:
         limit, usage = read_text(folder / limit_file), read_text(folder / usage_file)
@@ -79,7 +79,8 @@ _VERSIONS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Version 2 says "max" for no limit, version 1 a number beyond all memory. Limit, usage, and unused pages of files."""
+"""Files of versions 2 and 1: limit, usage, and the statistic of inactive file pages. No limit is "max" in version 2, a
+number larger than all memory in version 1."""
 
 
 def _statistic(text: str, name: str) -> int:

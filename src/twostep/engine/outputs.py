@@ -1,11 +1,13 @@
-"""What the engine says of a request: answers, why each ended, and when everything happened."""
+"""Outputs of the engine: answers and their deltas, why each ended, and the time of each event."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import msgspec
 
 from twostep.core.reasons import WHOLE, Reason
-from twostep.engine.text.logprobs import TokenLogprobs
+from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.metrics import times
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -13,7 +15,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True)
 class ChunkTime:
-    """A step that computed `tokens` known tokens of a request: prompt, or what a preemption lost."""
+    """A step that computed `tokens` known tokens of a request: of its prompt, or recomputed after a preemption."""
 
     start_ns: int
     end_ns: int
@@ -23,43 +25,43 @@ class ChunkTime:
     position: int = 0
     """Of the first of these tokens in the sequence."""
     kernel_ns: int = 0
-    """Of the step, what the kernels took; the rest made the plan and took in what came of it."""
+    """Time of the step in the kernels; the rest is planning and handling the result."""
     others: int = 0
     """Tokens of other sequences in the step."""
     alone_ns: int = 0
-    """Estimated: of `kernel_ns`, what these tokens alone had taken."""
+    """Estimated: what the step would have taken with these tokens only."""
     reason: Reason = WHOLE
     """What limited `tokens`."""
     without_ns: int = 0
-    """Kernels' time of the steps before it, since the last one with a token of this sequence."""
+    """Kernel time of the steps since the last one with a token of this sequence."""
     starved_ns: int = 0
-    """Estimated: of `kernel_ns`, what the kernels were kept from the cores, as by other programs."""
+    """Estimated: part of `kernel_ns` in which the kernel threads had no core, for example because of other programs."""
 
 
 @dataclass(frozen=True)
 class DecodeTime:
-    """Successive steps that each gave one more token to a sequence: from the end of the step that gave the one before
-    them to the end of the last."""
+    """Successive steps that each generated one token of a sequence: from the end of the step with the token before them
+    to the end of the last."""
 
     start_ns: int
     end_ns: int
     steps: int
     mixed_steps: int
-    """Steps with prompts of others."""
+    """Steps that also computed prompts of other requests."""
     kernel_ns: int
     tokens: int
     """Of all sequences in these steps."""
     alone_ns: int
-    """Estimated: of `kernel_ns`, what one average sequence alone had taken."""
+    """Estimated: what the steps would have taken with one average sequence only."""
     prefill_ns: int
-    """Estimated: by how much prompts of others made these steps longer."""
+    """Estimated: how much longer prompts of other requests made these steps."""
     starved_ns: int = 0
-    """Estimated: of `kernel_ns`, what the kernels were kept from the cores, as by other programs."""
+    """Estimated: part of `kernel_ns` in which the kernel threads had no core, for example because of other programs."""
 
 
 @dataclass(frozen=True)
-class Held:
-    """For how long, and in how many steps, a sequence had to wait in the queue for this reason."""
+class WaitTime:
+    """How long, and for how many steps, a sequence waited in the queue for this reason."""
 
     reason: Reason
     ns: int
@@ -67,46 +69,46 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Preemption:
+class PreemptionTime:
     at_ns: int
     tokens_lost: int
-    """Computed tokens whose KV was given up; those found again in the prefix cache count here too."""
+    """Computed tokens whose KV was freed, including those that are found again in the prefix cache."""
     reason: Reason | None = None
-    held: tuple[Held, ...] = ()
-    """Why it had to wait from then on."""
+    waits: tuple[WaitTime, ...] = ()
+    """Why it waited from then on."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When things happened to one choice: integer nanoseconds of one clock. Derived times are seconds, or None where
-    the event never came.
+    """Times of the events of one choice, in integer nanoseconds of one clock. Derived times are in seconds, or None if
+    the event did not happen.
 
-    Words as in the project's glossary: TTFT = queue + prefill time.
+    Terms as in docs/glossary.md: TTFT = queue time + prefill time.
     """
 
     arrival_ns: int
     first_scheduled_ns: int | None = None
-    """Start of the first step that computed a token of it."""
+    """Start of the first step that computed one of its tokens."""
     chunks: tuple[ChunkTime, ...] = ()
-    """Steps that computed tokens known before, in order: not decodes."""
+    """Steps that computed known tokens, in order; decodes are not among them."""
     token_ns: tuple[int, ...] = ()
     """When each output token left the engine."""
-    preemptions: tuple[Preemption, ...] = ()
+    preemptions: tuple[PreemptionTime, ...] = ()
     finish_ns: int | None = None
-    held: tuple[Held, ...] = ()
-    """Why it was not scheduled at once; before that a step under way had to end."""
+    waits: tuple[WaitTime, ...] = ()
+    """Why it was not scheduled at once, after the step that ran when it arrived."""
     decodes: tuple[DecodeTime, ...] = ()
-    """In order: one, and one more after each preemption."""
+    """In order: one, and another after each preemption."""
 
     def __repr__(self) -> str:
-        """Short: outputs are printed."""
+        """Short, because users print outputs."""
         times = {"queue": self.queue_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
         said = [f"{name} {1000 * seconds:.1f} ms" for name, seconds in times.items() if seconds is not None]
         return f"<Timeline: {', '.join([*said, f'{len(self.preemptions)} preemptions'])}>"
 
     @property
     def queue_s(self) -> float | None:
-        """Arrival to the first step that computes a token. Time spent preempted is not in it."""
+        """Arrival to the first step that computes a token, without time spent preempted."""
         return times.seconds(self.arrival_ns, self.first_scheduled_ns)
 
     @property
@@ -136,7 +138,7 @@ class Timeline:
 
     @property
     def preempted_s(self) -> float:
-        """Time from each preemption to the next step that computes a token of it, or to its end."""
+        """Total time from each preemption to the next step that computes a token of the sequence, or to its end."""
         return sum(self._resumed_ns(preemption.at_ns) - preemption.at_ns for preemption in self.preemptions) / 1e9
 
     @property
@@ -150,7 +152,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class ChoiceOutput:
-    """One answer. `text` is that of `TextStream`; `token_ids` include the token that ended it."""
+    """One answer. `token_ids` include the token that ended it; `text` ends before it."""
 
     index: int
     text: str
@@ -159,10 +161,10 @@ class ChoiceOutput:
     timeline: Timeline
     stop_reason: str | int | None = None
     """The stop string or the id among `stop_token_ids` that ended it; None for the model's own end."""
-    logprobs: Sequence[TokenLogprobs] | None = None
-    """One for each of `token_ids`, those that a stop string cut off the text included, if asked for."""
+    logprobs: PackedLogprobs | None = None
+    """One for each of `token_ids`, including tokens of a stop string that is not in the text; None if not requested."""
     error: str | None = None
-    """One line, if `finish_reason` is "error"."""
+    """The error in one line, if `finish_reason` is "error"."""
 
 
 @dataclass(frozen=True)
@@ -176,5 +178,34 @@ class RequestOutput:
 
     @property
     def output_tokens(self) -> int:
-        """Of all choices."""
+        """Generated tokens of all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
+
+
+class ChoiceEnd(NamedTuple):
+    """How a choice ended while others of its request continue. Both fields as in `ChoiceOutput`."""
+
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
+    """New text of one choice of a request that streams; tokens may arrive before their text is complete."""
+
+    id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    packed_logprobs: bytes = b""
+    """As `logprobs` reads them."""
+    ended: ChoiceEnd | None = None
+    """Set in the last delta of a choice, which has no text or tokens; the last choice of a request has none, its end
+    is in the `RequestOutput`."""
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprobs]:
+        """One for each of `token_ids`; empty if not requested."""
+        return PackedLogprobs.from_bytes(self.packed_logprobs) if self.packed_logprobs else ()
+
+
+Event = Delta | RequestOutput

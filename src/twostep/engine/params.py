@@ -1,4 +1,4 @@
-"""What one request asks for: how its tokens are chosen, and where its answers end."""
+"""The parameters of a request: how its tokens are sampled, and where its answers end."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.engine.refusals import check_names, shown
-from twostep.engine.text.structured import StructuredOutput
+from twostep.engine.text.structured_output import StructuredOutput
 from twostep.errors import ContextLengthError, InvalidParameterError
 from twostep.kernels.sampling import MAX_TOKEN, TokenSampling, check_integer
 
@@ -17,9 +17,9 @@ MAX_CHOICES = 128
 MAX_STOPS = 32
 """Stop strings, and apart from them stop token ids, of one request. OpenAI allows 4, vLLM any number."""
 MAX_STOP_CHARACTERS = 1024
-"""Length of one stop string: a prefix of it is held back from a stream."""
+"""Length of one stop string, as streams hold back a prefix of it."""
 MAX_STOPS_CHARACTERS = 4096
-"""Of all stop strings of a request: what they are found by is made while others wait, in 1.5 us for each character."""
+"""Of all stop strings of a request: building their search takes 1.5 us per character, while other requests wait."""
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,25 @@ class SamplingParams(TokenSampling):
     n: int = 1
     """Choices: answers to the same prompt, 1 to 128."""
     max_tokens: int | None = None
-    """Longest answer, from 1; None: to the end of the context."""
+    """Most tokens of an answer, from 1; None: up to the end of the context."""
     min_tokens: int = 0
-    """Until so many tokens are out, none that would end the answer is chosen and no stop string is looked for."""
+    """Before so many tokens, no token that ends the answer is sampled and no stop string counts."""
     stop: str | Sequence[str] | None = None
-    """Strings that end an answer; kept as a tuple. The text ends before the first, in the order of the text."""
+    """Strings that end an answer; stored as a tuple. The text ends before the first that occurs."""
     stop_token_ids: Sequence[int] = ()
-    """Tokens that end an answer, besides the model's own; kept as a tuple."""
+    """Tokens that end an answer, besides the model's own; stored as a tuple."""
     ignore_eos: bool = False
-    """The model's end-of-sequence tokens end nothing."""
+    """The model's end-of-sequence tokens do not end an answer."""
     skip_special_tokens: bool = True
-    """Control tokens leave no text."""
+    """The text has no control tokens."""
     include_stop_str_in_output: bool = False
     """The text includes the stop string or the text of the stop token."""
     structured: StructuredOutput | None = None
-    """The form that the whole text has to have. The answer ends when it can only end, even before `min_tokens`; cut by
-    `max_tokens` or a stop string it may be a beginning only. Not together with `ignore_eos`."""
+    """The form of the whole text. The answer ends when its form allows nothing else, even before `min_tokens`; if
+    `max_tokens` or a stop string ends it, its form may be incomplete. Not together with `ignore_eos`."""
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Looks at names before the constructor's own complaint, which hints at nothing."""
+        """Checks the names first, as the constructor's own error has no hint."""
         check_names(named, [field.name for field in fields(cls)], "parameter")
         return super().__new__(cls)
 
@@ -71,7 +71,7 @@ class SamplingParams(TokenSampling):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as the tuple that it became."""
+        """`stop` as a tuple."""
         assert isinstance(self.stop, tuple)
         return self.stop
 
@@ -80,7 +80,7 @@ class SamplingParams(TokenSampling):
         return frozenset(self.stop_token_ids) if self.ignore_eos else eos_ids.union(self.stop_token_ids)
 
     def forbidden_ids(self, eos_ids: frozenset[int], output_tokens: int) -> frozenset[int]:
-        """The tokens that may not come next after so many: those that would end the answer before `min_tokens`."""
+        """Tokens that may not follow so many: those that would end the answer before `min_tokens`."""
         return self.stop_ids(eos_ids) if output_tokens < self.min_tokens else frozenset()
 
     def check_vocabulary(self, vocab: int) -> None:
@@ -91,7 +91,7 @@ class SamplingParams(TokenSampling):
                     raise InvalidParameterError(f"{name} has token {id_}; the vocabulary is 0 to {vocab - 1}", name)
 
     def answer_limit(self, prompt_tokens: int, context: int) -> int:
-        """How many tokens the answer may have. Raises `ContextLengthError` if prompt and answer exceed the context."""
+        """Most tokens of the answer. Raises `ContextLengthError` if prompt and answer exceed the context."""
         room = context - prompt_tokens
         if room < 1:
             raise ContextLengthError(

@@ -1,4 +1,4 @@
-"""Errors for what a user gave: names that are none, values that are no good."""
+"""Errors about a user's input: unknown names and invalid values."""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -10,7 +10,7 @@ MOST_SHOWN = 60
 
 
 def check_names(names: Iterable[str], known: Sequence[str], kind: str) -> None:
-    """Raises `InvalidParameterError` for a name that is none, with those that are; `kind` says what is named."""
+    """Raises `InvalidParameterError` for an unknown name, with the known ones; `kind` says what is named."""
     for name in names:
         if name not in known:
             near = get_close_matches(name, known, n=2)
@@ -19,16 +19,16 @@ def check_names(names: Iterable[str], known: Sequence[str], kind: str) -> None:
 
 
 def refused(name: str, value: object, allowed: str) -> InvalidParameterError:
-    """For a parameter or a member of one: `name` may go on with `[2]` or `.role`."""
+    """The error about a parameter or a member of one: `name` may continue with `[2]` or `.role`."""
     return InvalidParameterError(f"{name} is {shown(value)}; it has to be {allowed}", parameter(name))
 
 
 def parameter(name: str) -> str:
-    """Of which parameter `name` is a member."""
+    """The parameter that `name` is a member of."""
     return name.partition("[")[0].partition(".")[0]
 
 
 def shown(value: object) -> str:
-    """Cut short."""
+    """`value` as text, truncated."""
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."

@@ -1,1 +1,1 @@
-"""OpenAI's API as pure translation: bodies to requests, outputs to bodies, errors to error objects. No HTTP here."""
+"""The OpenAI API as pure translation: bodies to requests, outputs to bodies, errors to error objects. No HTTP here."""

@@ -1,4 +1,4 @@
-"""JSON as it is sent: compact, safe for clients that split lines, and in pieces where a reply can be large."""
+"""Encodes JSON: compact, safe for clients that split lines, and piece by piece for large replies."""
 
 import json
 import re
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from typing import Any
 
 _UNSAFE = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
-"""Characters that some clients take for line ends (`str.splitlines` does), and surrogates, which UTF-8 lacks."""
+"""Characters that some clients treat as line ends (`str.splitlines` does), and surrogates, which UTF-8 lacks."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True)
 class Many:
-    """A list that can be long. `pieces` makes and encodes its members one at a time."""
+    """A list that can be long. `pieces` creates and encodes its members one at a time."""
 
     members: Iterable[Any]
 
 
 def encode(value: object) -> str:
-    """`value` as JSON on one line, whatever counts as a line end for the reader. It can always be encoded as UTF-8.
+    """`value` as JSON on one line, for any definition of a line end. The text can always be encoded as UTF-8.
 
-    Raises `ValueError` for a float that JSON lacks.
+    Raises `ValueError` for NaN and infinities.
     """
     text = _encode(value)
     return text if text.isascii() else _UNSAFE.sub(_escaped, text)
 
 
 def pieces(value: object) -> Iterator[str]:
-    """The same as `encode`, in pieces: no piece holds more than one member of a `Many`, unless that has one inside."""
+    """The text of `encode` in pieces. A piece holds at most one member of a `Many`, unless the member contains one."""
     if isinstance(value, Many):
         yield from _members(value)
     elif isinstance(value, dict) and _has_many(value):
@@ -39,7 +39,7 @@ def pieces(value: object) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-    """`value` with lists in place of each `Many`, which can be read only once."""
+    """`value` with a list in place of each `Many`. A `Many` can be read only once."""
     if isinstance(value, Many):
         return [plain(member) for member in value.members]
     if isinstance(value, dict) and _has_many(value):

@@ -1,4 +1,4 @@
-"""Tools that a body offers, and what the answer is held to by them."""
+"""The tools that a request offers: constraints on the answer, and conversations with tools for the chat template."""
 
 import json
 import re
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from twostep.engine.refusals import shown
-from twostep.engine.text.structured import StructuredOutput, with_json_options
+from twostep.engine.text.structured_output import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
-from twostep.openai_api.errors import ApiError
+from twostep.model.template import ChatTemplate
+from twostep.openai_api.api_error import ApiError
 from twostep.openai_api.fields import Fields
 from twostep.openai_api.tool_calls import CLOSE, OPEN
 
 MAX_TOOLS = 128
-"""OpenAI's limit."""
+"""As in OpenAI's API."""
 MAX_FORCED_CALLS = 16
-"""Of one answer that has to call a tool and may call several: a small model might never stop."""
+"""Limit of parallel calls in an answer that must call a tool: a small model might never stop."""
 
 _TEXT = r"TEXT: /(.|\n)*/ & ~/\s*(```(json)?\s*)?\{(.|\n)*/"
-"""Free text around calls that are bound. What begins like a call without tags has to be one."""
+"""Free text around constrained calls. Text that begins like a call without tags must be one."""
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""Of a function that says nothing of them, as in OpenAI's API."""
+"""Schema of a function without parameters, as in OpenAI's API."""
 _NAME = re.compile("[a-zA-Z0-9_-]{1,64}")
 
 
@@ -36,20 +37,20 @@ class Function:
 
 @dataclass(frozen=True)
 class Tools:
-    """What an answer may call: `auto` leaves it to the model, `forced` means at least one call."""
+    """The functions that an answer may call. `auto`: the model decides; `forced`: at least one call."""
 
     definitions: Sequence[Mapping[str, Any]]
-    """All tools as the body has them, for the model to read."""
+    """All tools in the body, for the chat template."""
     functions: tuple[Function, ...]
     mode: Literal["auto", "forced"]
     parallel: bool
-    """Several calls in one answer."""
+    """Whether one answer may have several calls."""
 
     def form(self, content: StructuredOutput | None) -> StructuredOutput | None:
-        """What the answer is held to, where its content has to have this form; None: nothing.
+        """The form of the answer, whose content has the form `content`; None: unconstrained.
 
-        Calls that are forced are those of the grammar. Left to the model they are free text, unless `strict` asks for
-        arguments that keep to the schema, a single call is asked for, or content has a form too.
+        Forced calls follow the grammar. With `auto`, calls are free text, unless `strict` requires arguments that match
+        the schema, at most one call is allowed, or `content` is set.
         """
         if self.mode == "forced":
             return _grammar(f"start: {self._calls}", self._call_rules())
@@ -64,7 +65,7 @@ class Tools:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the functions that may be called."""
+        """Names of the functions that may be called."""
         return tuple(function.name for function in self.functions)
 
     @property
@@ -80,7 +81,7 @@ class Tools:
         yield from self._function_rules()
 
     def _function_rules(self) -> Iterator[str]:
-        """Each call as templates write it: its schema is one by itself, so that references in it hold."""
+        """Each call as templates write it. Each function has its own schema, so that references in it resolve."""
         for number, function in enumerate(self.functions):
             bound = self.mode == "forced" or function.strict
             schema = {**(function.parameters if bound else {}), "type": "object"}
@@ -89,8 +90,8 @@ class Tools:
 
 
 def read_tools(fields: Fields) -> Tools | None:
-    """What `tools`, `tool_choice` and `parallel_tool_calls` ask for; None: nothing is to be called, and the model hears
-    of no tools. Raises `ApiError`."""
+    """Reads `tools`, `tool_choice` and `parallel_tool_calls`. None: no calls, and the model is told of no tools.
+    Raises `ApiError`."""
     definitions = fields.take("tools", [])
     functions = _functions(definitions)
     parallel = fields.flag("parallel_tool_calls", True)
@@ -110,7 +111,7 @@ def read_tools(fields: Fields) -> Tools | None:
 
 
 def _chosen(choice: object) -> str | None:
-    """The function that has to be called, None for `required`."""
+    """The name of the function that must be called; None for `required`."""
     if choice == "required":
         return None
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
@@ -156,10 +157,85 @@ def _grammar(start: str, rules: Sequence[str] | Iterator[str]) -> StructuredOutp
 def _content_rules(content: StructuredOutput) -> Iterator[str]:
     schema = json.loads(content.text) if content.kind == "json_schema" else None
     if not isinstance(schema, dict):
-        problem = f"tools are offered and content asked for by a {content.kind}; it has to be a JSON schema, an object"
+        problem = f"tools are combined with content in the form {content.kind}; it has to be a JSON schema, an object"
         raise ApiError(problem, param="tools")
     yield f"content: %json {with_json_options(schema)}"
 
 
 def _refused(where: str, value: object, allowed: str) -> ApiError:
     return ApiError(f"{where} is {shown(value)}; it has to be {allowed}", param="tools")
+
+
+def knows_tools(template: ChatTemplate) -> bool:
+    """Whether the template renders tools and calls itself, in the format that we parse."""
+    return "tools" in template.source and OPEN in template.source
+
+
+def called_messages(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
+    """Converts messages with tool calls and tool results for the template. Raises `ApiError`.
+
+    Arguments, JSON text in OpenAI's API, become objects. If the template does not support tools, calls become text in
+    the same format, and results become user messages.
+    """
+    known = knows_tools(template)
+    return [_called_message(message, f"messages[{number}]", known) for number, message in enumerate(messages)]
+
+
+def _called_message(message: Mapping[str, Any], where: str, known: bool) -> dict[str, Any]:
+    if message["role"] == "tool" and not known:
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = _past_calls(message["tool_calls"], f"{where}.tool_calls")
+    if known:
+        return {**message, "tool_calls": [{"type": "function", "function": call} for call in calls]}
+    written = [f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}" for call in calls]
+    return {"role": message["role"], "content": "\n".join([*filter(None, [message["content"]]), *written])}
+
+
+def _past_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise _past(where, calls, "a list")
+    return [_past_call(call, f"{where}[{number}]") for number, call in enumerate(calls)]
+
+
+def _past_call(call: object, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise _past(where, call, "an object with a function, which has a name and arguments")
+    arguments = function.get("arguments") or "{}"
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, Mapping):
+        raise _past(f"{where}.function.arguments", arguments, "the JSON text of an object")
+    return {"name": function["name"], "arguments": parsed}
+
+
+def _past(where: str, value: object, allowed: str) -> ApiError:
+    return ApiError(f"{where} is {shown(value)}; it has to be {allowed}", param="messages")
+
+
+def with_tools_in_system_message(messages: Sequence[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
+    """The conversation for a template without tool support: the tools are described in the system message."""
+    description = _description(tools)
+    first = messages[0]
+    if first["role"] in ("system", "developer"):  # many templates allow only one of them
+        return [{**first, "content": "\n\n".join(filter(None, [first["content"], description]))}, *messages[1:]]
+    return [{"role": "system", "content": description}, *messages]
+
+
+def _description(tools: Tools) -> str:
+    return "\n".join(
+        (
+            "You can call these functions, each described as JSON:",
+            "<tools>",
+            *(json.dumps(definition, ensure_ascii=False) for definition in tools.definitions),
+            "</tools>",
+            "To call one, write its name and its arguments as JSON between tags, like this:",
+            OPEN,
+            '{"name": <name>, "arguments": <arguments as an object>}',
+            CLOSE,
+        )
+    )

@@ -1,6 +1,6 @@
-"""The routes, and what surrounds them."""
+"""The ASGI application: its routes, and the middleware around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -8,30 +8,38 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostep.errors import TwostepError
 from twostep.server.api.completions import Completions
-from twostep.server.api.health import Health
-from twostep.server.api.models import Models
 from twostep.server.api.openapi import Document, serve_page
+from twostep.server.api.request_history import RequestHistory
+from twostep.server.api.server_info import ServerInfo
 from twostep.server.api.tokens import Tokens
-from twostep.server.http.access import Gate
-from twostep.server.http.errors import on_client_gone, on_defect, on_http_exception, on_twostep_error
+from twostep.server.http.access import LOCAL_ORIGINS, OPEN_PATHS, Gate, OriginGuard
+from twostep.server.http.error_replies import (
+    RECORDED,
+    REFUSAL,
+    on_client_gone,
+    on_defect,
+    on_http_exception,
+    on_twostep_error,
+)
 from twostep.server.http.in_flight import ClientGoneError
-from twostep.server.http.origins import LOCAL_ORIGINS, OriginGuard
-from twostep.server.observe.endpoints import CountReplies, Observations
 from twostep.server.state import ServerState
+
+OTHER = "other"
+"""The path under which requests to unknown paths are counted."""
 
 
 def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -> Starlette:
-    """The application. `connections` counts those that are open, where they are limited."""
+    """The application. `connections` returns the number of open connections, which is limited."""
     routes = _routes(state)
     counting = Middleware(CountReplies, state=state, paths=[route.path for route in routes])
-    under = [Middleware(RootPath, root=state.config.root_path)] if state.config.root_path else []
+    outermost = [Middleware(RootPath, root=state.config.root_path)] if state.config.root_path else []
     app = Starlette(
         routes=routes,
-        middleware=[*under, counting, *_middleware(state, connections)],
+        middleware=[*outermost, counting, *_middleware(state, connections)],
         exception_handlers={
             TwostepError: on_twostep_error,
             ClientGoneError: on_client_gone,
@@ -39,35 +47,72 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
             Exception: on_defect,
         },
     )
-    app.state.model_folder = state.model.path.parent
-    app.router.redirect_slashes = False  # to an address that it makes of the Host header, which is the client's word
+    app.state.model_folders = [served.model.path.parent for served in state.models]
+    app.router.redirect_slashes = False  # the target would come from the Host header, which the client chooses
     return app
 
 
 def _routes(state: ServerState) -> list[Route]:
-    completions, models, tokens, health = Completions(state), Models(state), Tokens(state), Health(state)
-    observations, root = Observations(state), state.config.root_path
+    completions, tokens, info, history = Completions(state), Tokens(state), ServerInfo(state), RequestHistory(state)
+    root = state.config.root_path
     return [
         Route("/v1/chat/completions", completions, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/models", models.list),
-        Route("/v1/models/{name:path}", models.one),
-        Route("/v1/config", models.config),
-        Route("/v1/requests", observations.requests),
-        Route("/v1/requests/{id}", observations.bill),
+        Route("/v1/models", info.models),
+        Route("/v1/models/{name:path}", info.model),
+        Route("/v1/config", info.config),
+        Route("/v1/requests", history.requests),
+        Route("/v1/requests/{id}", history.breakdown),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
-        Route("/health", health.health),
-        Route("/ready", health.ready),
-        Route("/metrics", observations.metrics),
+        Route("/health", info.health),
+        Route("/ready", info.ready),
+        Route("/metrics", info.metrics),
         Route("/openapi.json", Document(root), methods=["GET"]),
         Route("/docs", serve_page),
         Route("/", RedirectResponse(f"{root}/docs" if root else "docs"), methods=["GET"]),
     ]
 
 
+class CountReplies:
+    """Middleware: counts the replies by path and status; logs refusals."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, paths: Collection[str]) -> None:
+        """`paths` are counted by name, all others together, as clients choose them."""
+        self._app, self._paths = app, frozenset(paths)
+        self._replies, self._refusals = state.http_replies, state.refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self._paths else OTHER
+        begun = False
+
+        async def counted(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                self._replies.count(path, message["status"])
+                self._log(scope, path, message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            if not begun:  # starlette answers with status 500, outside all middleware
+                self._replies.count(path, 500)
+            raise
+
+    def _log(self, scope: Scope, path: str, status: int) -> None:
+        """Answers to health checks are not refusals; recorded requests are logged as replies."""
+        error = scope.get(REFUSAL)
+        if error is not None and self._refusals is not None and not scope.get(RECORDED) and path not in OPEN_PATHS:
+            self._refusals.write(path, status, error, unknown_path=None if path in self._paths else scope["path"])
+
+
 class RootPath:
-    """Middleware, the outermost: removes the proxy's path prefix where the proxy has not removed it."""
+    """Middleware, the outermost: removes the path prefix if the proxy has not removed it."""
 
     def __init__(self, app: ASGIApp, root: str) -> None:
         self._app, self._root = app, root
@@ -79,7 +124,7 @@ class RootPath:
 
 
 def _middleware(state: ServerState, connections: Callable[[], int]) -> list[Middleware]:
-    """From the outside in: a browser has to see why it was refused."""
+    """From the outside in. CORS headers come first, so that a browser sees why a request was refused."""
     config = state.config
     gate = Middleware(Gate, api_keys=config.api_keys, connections=connections, max_connections=config.max_connections)
     guard = Middleware(
@@ -96,7 +141,7 @@ def _middleware(state: ServerState, connections: Callable[[], int]) -> list[Midd
             allow_origins=config.cors_origins,
             allow_origin_regex=LOCAL_ORIGINS if state.loopback else None,
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # clients send many of their own, such as x-stainless-os
+            allow_headers=["*"],  # clients send various headers, such as x-stainless-os
             expose_headers=["X-Request-Id"],
         )
         layers.insert(1, cors)

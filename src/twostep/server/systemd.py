@@ -1,4 +1,4 @@
-"""Tells systemd how the server is, by its datagrams (sd_notify): ready, alive, ending."""
+"""Tells systemd the state of the server by datagrams (sd_notify): ready, alive, stopping."""
 
 import asyncio
 import logging
@@ -7,36 +7,36 @@ import socket
 from collections.abc import MutableMapping
 from typing import Self
 
-from twostep.server.api.health import problem
+from twostep.server.api.server_info import problem
 from twostep.server.state import ServerState
 
 log = logging.getLogger(__name__)
 
 READY, ALIVE, STOPPING = "READY=1", "WATCHDOG=1", "STOPPING=1"
 LOOK_S = 1.0
-"""How often it is looked whether the server is ending, at least."""
+"""How often the state of the server is checked, at least."""
 
 
 class SystemdNotifier:
-    """Whoever started this process and wants to hear of it; often nobody."""
+    """Sends messages to the service manager that started this process, if there is one."""
 
     def __init__(self, address: str | None, watchdog_s: float | None) -> None:
-        """`watchdog_s`: without a sign of life for so long the process is killed and started anew."""
+        """`watchdog_s`: systemd restarts the process if it gets no `ALIVE` for so long."""
         self._address = None if address is None else address.replace("@", "\0", 1) if address[:1] == "@" else address
         self._watchdog_s = watchdog_s
         self._failed = False
 
     @classmethod
     def of(cls, environ: MutableMapping[str, str]) -> Self:
-        """As systemd names itself, with the variables taken away: child processes are not to be heard for this one."""
+        """Reads systemd's variables and removes them, so that child processes do not notify on behalf of this one."""
         address = environ.pop("NOTIFY_SOCKET", None)
         watchdog_us, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         is_watched = watchdog_us.isdecimal() and int(watchdog_us) > 0 and pid in ("", str(os.getpid()))
         return cls(address or None, int(watchdog_us) / 1e6 if is_watched else None)
 
     async def watch(self, state: ServerState) -> None:
-        """From when requests are taken on until it is cancelled. There are signs of life as long as `/health` says that
-        the server is alive."""
+        """Runs from the moment that requests are accepted until it is cancelled. Sends `ALIVE` as long as `/health`
+        reports no problem."""
         self._say(READY)
         is_stopping = False
         try:
@@ -52,7 +52,7 @@ class SystemdNotifier:
                 self._say(STOPPING)
 
     def _say(self, message: str) -> None:
-        """Never waits; says once in the log that nobody listens."""
+        """Does not wait. Logs the first failure only."""
         if self._address is None:
             return
         try:

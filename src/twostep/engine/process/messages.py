@@ -1,113 +1,110 @@
-"""What the engine's process and its owner say to each other: plain values, one message a step at most."""
+"""The messages between an engine's process and its owner: tagged values, at most one a step.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+The same form serves both directions, and any transport (`wire` has the bytes). A change that an older reader would
+misread needs a new `wire.VERSION`.
+"""
+
 from pathlib import Path
 
-from twostep.core.request import FinishReason
-from twostep.engine.collector import Event
+import msgspec
+
+from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
 from twostep.engine.config import EngineConfig
-from twostep.engine.params import SamplingParams
-from twostep.engine.timing.meter import Measured
-from twostep.settings import Settings
+from twostep.engine.outputs import Delta, RequestOutput
+from twostep.errors import (
+    ContextLengthError,
+    InvalidParameterError,
+    MemoryPlanError,
+    ModelFileError,
+    RecordingError,
+    SamplingError,
+    TwostepError,
+    WorkerFailedError,
+)
 
 # --- to the engine ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, tag="load"):
     """The first message: what to serve."""
 
     path: Path
     config: EngineConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """Take on a request; its text comes in deltas if `stream`."""
-
-    id: str
-    prompt: Sequence[int]
-    params: SamplingParams
-    priority: int = 0
-    stream: bool = False
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a request early; nobody waits for its output."""
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Ends a request early; its output has what was generated so far."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Say how you are: answered between two steps."""
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Asks for a snapshot, which is sent between two steps."""
 
 
 ToEngine = Load | Submit | Cancel | Ping
 
 # --- from the engine ----------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The model is loaded. `lines` describe the effective settings, with the arithmetic behind the KV cache."""
-
-    settings: Settings
-    lines: tuple[str, ...]
-    isa: str
-    threads: int
-    longest: int
-    """Most tokens of a prompt and its answer together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The state between two steps. Totals count since the start."""
-
-    steps: int
-    running: int
-    waiting: int
-    kv_blocks: int
-    kv_blocks_free: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    preemptions: int
-    preempted_tokens: int
-    finished: dict[FinishReason, int]
-    measured: Measured
+KINDS: dict[str, type[TwostepError]] = {
+    "error": TwostepError,
+    "model_file": ModelFileError,
+    "invalid_parameter": InvalidParameterError,
+    "context_length": ContextLengthError,
+    "memory_plan": MemoryPlanError,
+    "sampling": SamplingError,
+    "recording": RecordingError,
+    "worker_failed": WorkerFailedError,
+}
+"""Errors by the names that they have in messages. Any other travels as the nearest class above it that is here."""
+_NAMES = {error: name for name, error in KINDS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A request was not taken on."""
+class ErrorData(msgspec.Struct, frozen=True):
+    """An error as data: its kind among `KINDS`, its message, and the parameter that it is about."""
+
+    kind: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: TwostepError) -> "ErrorData":
+        kind = next(_NAMES[base] for base in type(error).__mro__ if base in _NAMES)
+        return cls(kind, str(error), getattr(error, "param", None))
+
+    def error(self) -> TwostepError:
+        """The error to raise; of a kind that this version does not know, a `TwostepError`."""
+        kind = KINDS.get(self.kind, TwostepError)
+        if issubclass(kind, InvalidParameterError):
+            return kind(self.message, self.param)
+        return kind(self.message)
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The model is loaded."""
+
+    capabilities: Capabilities
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """A request was not accepted."""
 
     id: str
-    error: Exception
+    error: ErrorData
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A streaming request passed all checks and is queued: it will not be `Refused`."""
+class StepEnded(msgspec.Struct, frozen=True, tag="step"):
+    """A step ended, or a ping was answered: the events, in order for each request, and the state after them."""
 
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Turned:
-    """A step ended, or a ping was heard: what came of it, and how things stand."""
-
-    events: tuple[Event | Refused | Accepted, ...]
+    events: tuple[Delta | Refused | Accepted | RequestOutput, ...]
     snapshot: Snapshot
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The engine cannot start, or cannot go on; its process ends."""
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot start or continue; its process ends."""
 
-    error: Exception
+    error: ErrorData
 
 
-FromEngine = Ready | Turned | Failed
+FromEngine = Ready | StepEnded | Failed
+Message = ToEngine | FromEngine

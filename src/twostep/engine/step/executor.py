@@ -1,8 +1,8 @@
 """Computes the scheduler's steps with the kernels: arrays, forward, samples, and what that means for each answer."""
 
 from collections.abc import Callable, Iterator
-from time import perf_counter_ns
-from typing import NamedTuple
+from time import perf_counter_ns, process_time_ns
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,6 @@ from twostep.core.kv_cache import BlockGroup
 from twostep.core.loop import Capabilities
 from twostep.core.plan import Chunk, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason
-from twostep.engine.step.cores import Cores
 from twostep.engine.step.rows import BlockTables, StandingRows
 from twostep.engine.step.worker import Worker
 from twostep.engine.text.answer import Answer
@@ -22,13 +21,41 @@ from twostep.kernels.step import Executor, StepArrays, StepCancelledError
 Choice = Sampled | SamplingError
 
 
+Asked = TypeVar("Asked")
+Result = TypeVar("Result")
+
+
+class StarvationWatch:
+    """For kernels that keep `threads` threads busy; 0: it is not known how many, and nothing is estimated.
+
+    `slept_ns`: the time that those threads have slept in total, as they waited for each other.
+    """
+
+    def __init__(self, threads: int, slept_ns: Callable[[], int]) -> None:
+        self._threads, self._slept_ns = threads, slept_ns
+
+    def watched(self, compute: Callable[[Asked], Result], asked: Asked) -> tuple[Result, int]:
+        """Returns the result of `compute`, and an estimate: how many ns of its time its threads on average had no core.
+
+        Kernel threads spin or sleep while they wait for each other, so a thread that did neither was not scheduled. CPU
+        time of other threads of this process counts as the kernels', so it is an underestimate. A thread that is left
+        out because others use its core (`native/attendance.h`) has none.
+        """
+        if not self._threads:
+            return compute(asked), 0
+        accounted_ns, began_ns = process_time_ns() + self._slept_ns(), perf_counter_ns()
+        result = compute(asked)
+        took_ns, accounted_ns = perf_counter_ns() - began_ns, process_time_ns() + self._slept_ns() - accounted_ns
+        return result, max(0, took_ns - accounted_ns // self._threads)
+
+
 class Computed(NamedTuple):
     """What the kernels gave for a step. `choices`: one for each sampled sequence, in the order of `Work.sampled`."""
 
     elapsed_ns: int
     choices: list[Choice]
     starved_ns: int = 0
-    """See `Cores.watched`."""
+    """See `StarvationWatch.watched`."""
     failed: BaseException | None = None
 
 
@@ -65,15 +92,16 @@ class KernelExecutor:
         slept_ns: Callable[[], int],
         notify: Callable[[], None] | None = None,
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if not known. `slept_ns`: see `Cores`.
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if not known. `slept_ns`: see
+        `StarvationWatch`.
         `notify`: called in another thread after each step that is computed there, so that a host can wait for its end
         beside other things."""
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
         self.starved_ns = 0
-        """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
-        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, slept_ns)
+        """Of it, what the kernels were kept from the cores: estimated, see `StarvationWatch`."""
+        self._kernels, self._sampler, self._cores = kernels, sampler, StarvationWatch(threads, slept_ns)
         self._tables = BlockTables(slots, blocks, len(kernels.capabilities.layout.groups))
         self._rows = StandingRows(slots)
         memory = zip(kernels.capabilities.blocks, kernels.capabilities.layout.windows, strict=True)

@@ -1,4 +1,4 @@
-"""One thread that computes while its owner goes on."""
+"""A thread that computes one task while its owner continues."""
 
 import weakref
 from collections.abc import Callable
@@ -14,11 +14,11 @@ Result = TypeVar("Result")
 
 
 class Worker(Generic[Task, Result]):
-    """Runs `compute` on one task at a time: beside its owner if `overlap`, else when the result is asked for.
+    """Runs `compute` on one task at a time: in a thread if `overlap`, otherwise when the result is requested.
 
-    `compute` may be run again on a task that it failed on, or was interrupted in. The thread ends with its owner, or
-    with the interpreter, after the task it has: one that the interpreter stops in the midst of native code would abort
-    the process. It keeps neither owner nor `compute` alive.
+    `compute` may run again on a task that failed or was interrupted. The thread ends with its owner or the interpreter,
+    after its current task, as a thread that the interpreter stops within native code aborts the process. It keeps
+    neither the owner nor `compute` alive.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Worker(Generic[Task, Result]):
 
     @property
     def done(self) -> bool:
-        """Whether `result` need not wait for the thread: it has a result, or there is no thread to compute it."""
+        """Whether `result` returns without waiting for the thread: there is a result, or no thread."""
         return self._thread is None or bool(self._results) or not self._end.alive  # not alive: the interpreter ends
 
     def wait(self) -> None:
-        """Until `done`."""
+        """Waits until `done`."""
         while not self.done:  # not the queue: an exception in here may take its entry
             self._done.get()
 
     def result(self) -> Result:
-        """Of the task started last; waits for it. Raises what `compute` raised; asked again, it computes again.
+        """Waits for the result of the task started last. Raises what `compute` raised; another call computes again.
 
-        Raises `ForkedError` in a forked child, where the thread is not.
+        Raises `ForkedError` in a forked child, which does not have the thread.
         """
         self._owner.check()
         assert self._task is not None, "no task was started"
@@ -82,7 +82,7 @@ class Worker(Generic[Task, Result]):
 
     def _compute_here(self, task: Task) -> Result:
         compute = self._compute()
-        assert compute is not None, "who owns the worker is here"
+        assert compute is not None, "the owner of `compute` is gone"
         return compute(task)
 
 
@@ -108,9 +108,9 @@ def _work(
 
 
 def _end(tasks: "SimpleQueue[Any]", thread: Thread, owner: Owner) -> None:
-    """In a forked child nothing: the thread is not there."""
+    """Does nothing in a forked child, which does not have the thread."""
     if not owner.here:
         return
     tasks.put(None)
-    if thread is not current_thread():  # which may be who lets the owner go
+    if thread is not current_thread():  # the thread itself may drop the last reference to the owner
         thread.join()

@@ -1,4 +1,4 @@
-"""One choice on the executor's side: its tokens, how the next is chosen, what its full blocks are called."""
+"""One choice as the executor needs it: its tokens, how the next one is sampled, the hashes of its full blocks."""
 
 from collections.abc import Sequence
 
@@ -17,16 +17,16 @@ Mask = NDArray[np.uint32]
 
 
 class Vocabulary:
-    """What the executor knows of a model's tokens: which end an answer, and which rows of the head are no tokens."""
+    """A model's tokens as the executor needs them: which end an answer, and which rows of the head are padding."""
 
     def __init__(self, rows: int, tokenizer: Tokenizer | None) -> None:
-        """`rows` of the head: those beyond the tokenizer's tokens are padding, which is never chosen."""
+        """`rows` of the head; those beyond the tokenizer's tokens are padding, which is never sampled."""
         self.rows = rows
         self.tokens = tokenizer.vocab_size if tokenizer else rows
         self.eos_ids = frozenset(tokenizer.eos_ids) if tokenizer else frozenset[int]()
         self._padding = range(self.tokens, rows)
         self.all = forbid(self._padding, rows) if self._padding else None
-        """The mask that allows all tokens, for every answer the same; None where no row is padding."""
+        """The mask that allows all tokens, shared by all answers; None if no row is padding."""
 
     def all_but(self, forbidden: frozenset[int]) -> Mask:
         """A mask that allows all tokens but these."""
@@ -34,8 +34,9 @@ class Vocabulary:
 
 
 class Answer:
-    """Tokens known of one choice. `params` have a seed. `root`: parent of its first block's hash; None: no reuse.
-    `constraint`: what of structured output the choice has to keep to, its own."""
+    """The known tokens of one choice. `params` have a seed. `hashes`: of the prompt's full blocks; None: KV is not
+    reused. `root`: the parent of the first block's hash. `constraint`: this choice's own, if its output is
+    structured."""
 
     def __init__(
         self,
@@ -66,12 +67,12 @@ class Answer:
         return self.tokens[self.prompt_tokens : self.known]
 
     def prepare(self) -> None:
-        """Does ahead what `row` would otherwise wait for: the constraint's mask."""
+        """Computes the constraint's mask early, so that `row` does not wait for it."""
         if self._constraint is not None:
             self._allowed()
 
     def row(self) -> SampleRow:
-        """How the sampler shall choose the next token."""
+        """How the sampler is to choose the next token."""
         params, mask = self.params, self._allowed()
         if not params.reads_history:
             return SampleRow(params, self.choice, self.known, mask=mask)
@@ -82,19 +83,20 @@ class Answer:
         return mask if self._constraint is None else self._constraint.mask(self.output, mask)
 
     def explained(self, choice: Sampled | SamplingError) -> Sampled | SamplingError:
-        """`choice`, with the constraint's reason if that is why there is none."""
+        """Returns `choice`, or an error with the constraint's reason if that is why no token was sampled."""
         if self._constraint is None or self._constraint.problem is None or isinstance(choice, Sampled):
             return choice
         return SamplingError(self._constraint.problem)
 
     def append(self, token: int) -> bool:
-        """One more token is known; whether it ends the answer."""
+        """Adds a token; returns whether it ends the answer."""
         self.tokens[self.known] = token
         self.known += 1
         return token in self.stop_ids
 
     def new_hashes(self) -> tuple[bytes, ...]:
-        """Of blocks that have been computed whole since the last call: all tokens but the last are."""
+        """Returns the hashes of blocks that became full since the last call; all tokens except the last are
+        computed."""
         if self._hashes is None or len(self._hashes) >= (self.known - 1) // BLOCK_TOKENS:
             return ()
         first = len(self._hashes)

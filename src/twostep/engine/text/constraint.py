@@ -1,4 +1,4 @@
-"""Which tokens may come next so that an answer keeps to its grammar. The grammars are llguidance's work."""
+"""Restricts the next token to those that an answer's grammar allows. llguidance compiles and follows the grammars."""
 
 import json
 import re
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.engine.text.literals import needed_characters, plain_gbnf
-from twostep.engine.text.structured import StructuredOutput, with_json_options
+from twostep.engine.text.structured_output import StructuredOutput, with_json_options
 from twostep.errors import InvalidParameterError
 from twostep.model.tokenizer import Tokenizer
 
@@ -28,29 +28,29 @@ LIMITS = {
     "step_lexer_fuel": 20_000,
     "step_max_items": 4_000,
 }
-"""What a hostile grammar may cost: about 0.2 s to compile and 50 MB, and 10 ms for a mask (an ambiguous one took 400 ms
-with the library's own limits, while all others waited). Ordinary schemas take 1 ms and 0.1 ms."""
+"""Bounds the cost of a hostile grammar: about 0.2 s to compile and 50 MB, and 10 ms per mask (an ambiguous one took 400
+ms with the library's own limits, while all requests waited). Ordinary schemas take 1 ms and 0.1 ms."""
 CHECKED_STEPS = 3
 """Tokens of an answer that are tried before a grammar is accepted."""
 CACHED_GRAMMARS = 16
 LONGEST_LINE, LONGEST_REASON = 160, 480
-"""Characters of one line of what llguidance says of a form, and of all of it: it may quote a form of any length."""
+"""Most characters of one line of an error of llguidance, and of the whole: it may quote a form of any length."""
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): ")
 _POINTS_OUT = re.compile(r"\s*(\d+ \|.*|\^+|<non-verbose/>|)\s*")
-"""Lines that show where in the text, by number or with carets below: of no use in one line."""
+"""Lines that only point into the text, by number or with carets: useless once the lines are joined."""
 
 
 class Constraint:
-    """One answer under a grammar. What may come next follows from the answer's tokens alone.
+    """One answer under a grammar. The allowed tokens depend on the answer's tokens only.
 
-    Safe to ask from two threads: the one that steps are planned in asks while a step runs, the one that computes it
-    asks when the logits are there, and whoever comes first does the work.
+    Safe for two threads: the planning thread asks while a step runs, the computing thread when the logits are ready;
+    the first to ask does the work.
     """
 
     def __init__(self, matcher: "LLMatcher", rows: int, tokens: int) -> None:
         """`rows` of the head, of which the first `tokens` are tokens. `matcher` is this answer's own."""
         self.problem: str | None = None
-        """Why no token is allowed any more: a limit was exceeded."""
+        """Why no token is allowed any more, such as a limit that was exceeded."""
         self._matcher = matcher
         self._mask: Mask = np.zeros(-(-rows // 32), np.uint32)
         self._target = self._mask.ctypes.data, -(-tokens // 32) * self._mask.itemsize
@@ -82,7 +82,7 @@ class Constraint:
 
 
 class Grammars:
-    """Compiles what requests of one model ask for. The latest grammars are kept."""
+    """Compiles the grammars of one model's requests and caches the latest."""
 
     def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
         self._tokenizer, self._rows = tokenizer, rows
@@ -90,7 +90,7 @@ class Grammars:
         self._compiled = lru_cache(CACHED_GRAMMARS)(self._compiler.compile)
 
     def prepare(self) -> None:
-        """Makes what all grammars need, if it can be made. Otherwise `check` says why not."""
+        """Creates what all grammars need. If that fails, `check` raises the reason."""
         self._compiler.prepare()
 
     def check(self, structured: StructuredOutput) -> None:
@@ -98,13 +98,14 @@ class Grammars:
         self._compiled(structured)
 
     def constraint(self, structured: StructuredOutput) -> Constraint:
-        """For an answer that begins. Raises as `check` does."""
+        """Returns the constraint of a new answer. Raises as `check` does."""
         matcher = self._compiled(structured).deep_copy()
         return Constraint(matcher, self._rows, self._tokenizer.vocab_size)
 
 
 class _Compiler:
-    """Apart from `Grammars`, whose cache would else hold its owner, and both stay until a garbage collection."""
+    """Separate from `Grammars`, whose cache would otherwise refer to its owner and keep both until a garbage
+    collection."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -120,7 +121,7 @@ class _Compiler:
         return self._checked(structured)
 
     def _checked(self, structured: StructuredOutput) -> "LLMatcher":
-        """Its first steps are part of the check: some grammars show only there that they are too large, or empty."""
+        """Also tries the first steps, where some grammars prove too large or empty."""
         guidance = library()
         self._check_spellable(structured)
         with self._making:
@@ -136,7 +137,7 @@ class _Compiler:
         return matcher
 
     def _check_spellable(self, structured: StructuredOutput) -> None:
-        """A character whose bytes have no token would leave an answer in the middle with no token that may follow."""
+        """Refuses a form with a character whose bytes have no token: an answer could not continue there."""
         if not (missing := self._tokenizer.missing_bytes):
             return
         for characters in needed_characters(structured):
@@ -146,14 +147,14 @@ class _Compiler:
 
     @cached_property
     def _tokens(self) -> "LLTokenizer":
-        """The vocabulary as llguidance wants it; made once, in some tenths of a second."""
+        """The vocabulary in llguidance's form; created once, in some tenths of a second."""
         vocabulary = _TokenBytes(self._tokenizer)
         tokens: LLTokenizer = library().LLTokenizer(vocabulary, eos_token=sorted(self._tokenizer.eos_ids))
         return tokens
 
 
 class _TokenBytes:
-    """Our tokenizer in the form that `LLTokenizer` asks for. Control tokens are in no grammar's text."""
+    """The tokenizer in the form that `LLTokenizer` needs. Control tokens are in no grammar's text."""
 
     is_tokenizer_wrapper = True
 
@@ -165,12 +166,12 @@ class _TokenBytes:
         self.special_token_ids = sorted(tokenizer.vocabulary.control)
 
     def __call__(self, text: str) -> Sequence[int]:
-        """Their bytes have to be exactly the text's: a normaliser would give tokens that break the grammar."""
+        """Tokens whose bytes are exactly the text's: a normaliser would change them and break the grammar."""
         return self._tokenizer.encode_exact(text)
 
 
 def _problem_ahead(matcher: "LLMatcher") -> str:
-    """What goes wrong with some answer's first tokens; empty if nothing does."""
+    """The error in the first tokens of some answer; empty if there is none."""
     probe = matcher.deep_copy()
     for _ in range(CHECKED_STEPS):
         mask = np.frombuffer(probe.compute_bitmask(), np.uint8)
@@ -181,7 +182,7 @@ def _problem_ahead(matcher: "LLMatcher") -> str:
 
 
 def library() -> Any:
-    """llguidance. Raises `InvalidParameterError` where it is missing."""
+    """Returns llguidance. Raises `InvalidParameterError` if it is not installed."""
     try:
         import llguidance
     except ImportError:
@@ -191,7 +192,7 @@ def library() -> Any:
 
 
 def grammar_text(structured: StructuredOutput) -> str:
-    """What llguidance is given: the text, a schema with our options for what the schema itself does not say."""
+    """The text for llguidance: a schema gets default options that it does not set itself."""
     if structured.kind == "grammar" and not library().gbnf_to_lark.is_lark_syntax(structured.text):
         return plain_gbnf(structured.text)
     if structured.kind != "json_schema":
@@ -211,11 +212,11 @@ def refused(structured: StructuredOutput, problem: str, field: str = "structured
 
 
 def _one_line(problem: str) -> str:
-    """The reason often comes last, after lines that quote what it is about."""
+    """Joins the lines: the reason is often the last one, after lines that quote the text."""
     lines = [_shortened(line.strip(), LONGEST_LINE) for line in problem.splitlines() if not _POINTS_OUT.fullmatch(line)]
     return _shortened("; ".join(lines).replace(":; ", ": "), LONGEST_REASON)
 
 
 def _shortened(text: str, longest: int) -> str:
-    """Both ends: what is wrong stands there."""
+    """Keeps both ends, where the reason is."""
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 + 5 :]}"

@@ -1,4 +1,4 @@
-"""Conversations in OpenAI's form: checked, and as chat templates read them."""
+"""Checks conversations in OpenAI's form and converts them for chat templates."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def read_messages(messages: object, name: str) -> list[dict[str, Any]]:
-    """Messages with content in one string, empty where nothing is said. Other keys are the template's affair.
+    """Returns messages whose content is one string, which may be empty. Other keys are left to the template.
 
     `name` is what the user calls the list. Raises `InvalidParameterError` that names the message.
     """
@@ -55,12 +55,12 @@ def _with_refusal(message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _is_empty(content: object, message: Mapping[str, Any]) -> bool:
-    """Parts of which there are none say nothing, which only some messages may."""
+    """Whether the message has no content, which only some messages may lack."""
     return content is None or (content in ([], ()) and _may_be_silent(message))
 
 
 def _may_be_silent(message: Mapping[str, Any]) -> bool:
-    """Who calls tools need say nothing; answers and results may be said to be nothing."""
+    """Messages with tool calls need no content; those of assistants and tools may have an empty one."""
     return bool(message.get("tool_calls")) or (message["role"] in ("assistant", "tool") and "content" in message)
 
 

@@ -1,12 +1,12 @@
-"""The process that tries one form of structured output, apart from the engine so that the system can bound it.
+"""Compiles one form of structured output in a separate process, where the system limits time, memory and stack.
 
-A grammar comes from whoever sends a request. llguidance bounds most of what it costs, but a chain of some thousand
-rules overflows the stack of the process that compiles it, and as many terminals that double each other take it half a
-minute. So what is new is tried here first, where the kernel limits processor time, memory and stack, and dies alone.
+Grammars come from clients. llguidance bounds most of their cost, but a chain of some thousand rules overflows the stack
+of the compiling process, and as many terminals that double each other take half a minute. So a new form is compiled
+here first, where a failure affects nothing else.
 
 Reads JSON with `kind` and `text` as `llguidance.grammar_from` takes them and the `limits` of `LLParserLimits`. Writes a
-line `ready` when it begins to compile: what goes wrong before is no fault of the form. Then it writes what is wrong as
-a JSON string, empty if nothing is, or exits with `NO_MEMORY`. Run as a file and free of imports from Twostep: it must
+line `ready` when it begins to compile: earlier errors are not the form's fault. Then it writes the error as a JSON
+string, empty if there is none, or exits with `NO_MEMORY`. Run as a file and free of imports from Twostep: it must
 start quickly.
 """
 

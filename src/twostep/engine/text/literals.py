@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from twostep.engine.text.structured import StructuredOutput
+from twostep.engine.text.structured_output import StructuredOutput
 
 _CHARACTER = re.compile(
     r"\\[xu]\{(?P<braced>[0-9A-Fa-f]{1,6})\}|\\(?:x(?P<two>[0-9A-Fa-f]{2})|u(?P<four>[0-9A-Fa-f]{4})"

@@ -1,15 +1,16 @@
-"""What the steps took, as running totals: what any stretch of steps took is the difference of two readings.
+"""Times of steps as running totals, so that the time of any range of steps is the difference of two readings.
 
-A sequence that decodes is in every step, so nothing is kept for each of its tokens.
+A sequence that decodes is in every step, so nothing is stored per token.
 """
 
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel, StepShape, decode_shape
 from twostep.core.plan import Chunk, Plan
-from twostep.engine.timing.histogram import Counted, Histogram
 
 STEP_S = (
     0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -18,9 +19,36 @@ STEP_S = (
 """Bounds of step times and of the gaps between tokens."""
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 KINDS = ("decode", "prefill", "mixed")
-"""A step without prompts, one with nothing else, one with both."""
+"""A step without prompts, with prompts only, with both."""
 ESTIMATE_EVERY_STEPS = 16
-"""Steps that only decode are alike: so many share one estimate of what part of a step is whose."""
+"""So many steps that only decode share one estimate of the parts of a step, as they are alike."""
+
+
+class Counted(NamedTuple):
+    """A histogram at one moment. `counts`: values between each bound and the one before, then those above all
+    bounds."""
+
+    counts: tuple[int, ...]
+    total: float
+
+
+class Histogram:
+    """Counts values by size, cheaply enough for every token. `bounds` ascend; a value equal to a bound counts below it,
+    as Prometheus has it (`le`)."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Adds `value` so many times."""
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._total += value * times
+
+    def counted(self) -> Counted:
+        """The counts so far."""
+        return Counted(tuple(self._counts), self._total)
 
 
 class Reading(NamedTuple):
@@ -65,7 +93,7 @@ class Measured:
 
 
 class StepMeter:
-    """Hears of every step. `cost`, which the scheduler teaches, says what part of a step's time is whose."""
+    """Is told of every step. `cost`, which the scheduler fits, divides the time of a step among its sequences."""
 
     def __init__(self, cost: CostModel) -> None:
         self.now = Reading()
@@ -79,7 +107,7 @@ class StepMeter:
         self._cost = cost
         self._steps_until_estimate = 0
         self._decoding = 0
-        """Sequences of the steps without prompts that the estimates are of."""
+        """Sequences in the steps without prompts that the estimates are for."""
         self._whole_ns = 1
         self._alone = self._prefill = 0.0
         """Shares of a step."""
@@ -88,14 +116,14 @@ class StepMeter:
         self._step_tokens = {kind: Histogram(STEP_TOKENS) for kind in KINDS}
 
     def add(self, plan: Plan, kernel_ns: int, starved_ns: int, ended_ns: int, *, failed: bool) -> None:
-        """A step has ended. One that failed took its time, and is in no histogram."""
+        """Adds a finished step. A failed one counts in the totals, not in the histograms."""
         mixed = bool(plan.chunks and plan.decoding)
         self._steps_until_estimate -= 1
         if not failed:
             self._count(plan, "mixed" if mixed else "prefill" if plan.chunks else "decode", kernel_ns)
         if plan.chunks or plan.decoding != self._decoding or self._steps_until_estimate <= 0:
             self._estimate(plan)
-        if plan.decoding and self.ended_ns:  # it decodes what the step before left: the engine was never idle between
+        if plan.decoding and self.ended_ns:  # it continues the step before: the engine was not idle between
             self.host_ns += ended_ns - self.ended_ns - kernel_ns
             self.host_steps += 1
         alone_ns, prefill_ns = int(kernel_ns * self._alone), int(kernel_ns * self._prefill)
@@ -111,11 +139,12 @@ class StepMeter:
         )
 
     def alone_ns(self, chunk: Chunk, kernel_ns: int) -> int:
-        """Estimated: of the last step's time, what it had taken with this chunk only."""
+        """Estimates what the last step would have taken with this chunk only."""
         return int(kernel_ns * self._share(StepShape().with_slice(chunk.start, chunk.tokens, _sampled(chunk))))
 
     def gave(self, before_ns: list[int]) -> None:
-        """Tokens of the last step but first ones, each by the time of the token before it; most have the same."""
+        """Adds the tokens of the last step, except first tokens, by the time of the token before each; most are
+        equal."""
         for at_ns, count in Counter(before_ns).items():
             self._itl.add((self.ended_ns - at_ns) / 1e9, count)
         self._further_tokens += len(before_ns)
@@ -137,7 +166,7 @@ class StepMeter:
         self._step_tokens[kind].add(plan.shape.tokens)
 
     def _estimate(self, plan: Plan) -> None:
-        """Estimates anew what part of such steps is whose."""
+        """Updates the estimate of the parts of such steps."""
         self._steps_until_estimate = ESTIMATE_EVERY_STEPS
         self._decoding = 0 if plan.chunks else plan.decoding
         self._whole_ns = max(1, self._cost.estimate(plan.shape).expected_ns)
@@ -148,7 +177,7 @@ class StepMeter:
         self._prefill = 1 - self._share(decodes) if plan.decoding and plan.chunks else 0.0
 
     def _share(self, part: StepShape) -> float:
-        """What `part` by itself had taken of the step."""
+        """The share of the step's time that `part` would have taken alone."""
         return min(1.0, self._cost.estimate(part).expected_ns / self._whole_ns)
 
 

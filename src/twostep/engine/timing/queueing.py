@@ -1,7 +1,7 @@
-"""For how long the queue was held up, by reason: running totals, of which each sequence that waits takes a difference.
+"""How long sequences waited in the queue, by reason: running totals, of which each waiting sequence takes a difference.
 
-A plan names why the first sequence that has to wait is not admitted; those behind it wait for the same reason. So a
-step costs the same however many wait. Only those that wait for a prefix, and are passed, are counted one by one.
+A plan says why the first waiting sequence is not admitted; those behind it wait for the same reason, so that a step
+costs the same however many wait. Only sequences that wait for a prefix, which others overtake, are counted singly.
 """
 
 from collections import Counter
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from twostep.core.plan import Plan
 from twostep.core.reasons import Reason, Why
-from twostep.engine.outputs import Held
+from twostep.engine.outputs import WaitTime
 
 NO_BUDGET = Reason(Why.NO_BUDGET)
-"""Where a plan names nobody, prompts in prefill have used the step up before the queue's turn came."""
+"""The reason if a plan names none: prompts in prefill have used the whole step."""
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """A sequence waits since `since_ns`; totals are compared from the first step on that begins then or later."""
+    """A sequence that waits since `since_ns`; totals are compared from the first step that begins then or later."""
 
     since_ns: int
     ns: Counter[Why] | None = None
@@ -32,32 +32,32 @@ class _Totals(NamedTuple):
 
 
 class QueueWatch:
-    """Hears of every step as it begins. Totals are brought up to date where the reason changes, or somebody begins or
-    ends to wait."""
+    """Is told of every step as it begins. Totals are updated when the reason changes, or a sequence starts or stops
+    waiting."""
 
     def __init__(self, wait_of: Callable[[int], Wait | None]) -> None:
-        """`wait_of`: of the sequence of a number, if it waits."""
+        """`wait_of` returns the wait of a sequence by number, None if it does not wait."""
         self._wait_of = wait_of
         self._ns: Counter[Why] = Counter()
         self._steps: Counter[Why] = Counter()
         self._reasons: dict[Why, Reason] = {}
         self._why: Why | None = None
         self._since_ns = 0
-        """Up to here totals are up to date."""
+        """The time that totals are complete up to."""
         self._steps_since = 0
         self._apart: tuple[int, ...] = ()
         self._began_ns = 0
-        """The last step."""
+        """Start of the last step."""
         self._fresh: list[Wait] = []
 
     def begin(self, since_ns: int) -> Wait:
-        """A sequence waits from now on."""
+        """A sequence starts waiting."""
         wait = Wait(since_ns)
         self._fresh.append(wait)
         return wait
 
     def step(self, plan: Plan, began_ns: int) -> None:
-        """A step begins: until the next one those that wait do so for its reasons."""
+        """A step begins; until the next one, sequences wait for the reasons in its plan."""
         self._set_apart(began_ns)
         reason = self._reason(plan) if plan.not_admitted else NO_BUDGET
         if reason.why is not self._why or self._fresh:
@@ -67,9 +67,9 @@ class QueueWatch:
         self._began_ns = began_ns
         self._steps_since += 1
 
-    def end(self, wait: Wait, at_ns: int) -> tuple[Held, ...]:
-        """It waits no longer, since the last step began or later: its times by reason, the longest first. What they
-        lack of the whole wait passed before a step could begin that might have had it."""
+    def end(self, wait: Wait, at_ns: int) -> tuple[WaitTime, ...]:
+        """A sequence stopped waiting, at the start of the last step or later. Returns its times by reason, the longest
+        first. The rest of its wait passed before the first step that could have admitted it."""
         if wait.ns is None:
             self._fresh.remove(wait)
             return ()
@@ -77,10 +77,10 @@ class QueueWatch:
         took_ns, steps = ended.ns, ended.steps
         took_ns.subtract(wait.ns)
         steps.subtract(wait.steps)
-        return tuple(Held(self._reasons[why], ns, steps[why]) for why, ns in took_ns.most_common() if ns)
+        return tuple(WaitTime(self._reasons[why], ns, steps[why]) for why, ns in took_ns.most_common() if ns)
 
     def _ended(self, at_ns: int) -> _Totals:
-        """Totals at this moment: a step that begins just then holds nobody up any more."""
+        """Totals at this moment, without a step that begins at it."""
         ns, steps = Counter(self._ns), Counter(self._steps)
         if self._why is not None:
             ns[self._why] += at_ns - self._since_ns
@@ -100,7 +100,7 @@ class QueueWatch:
             wait.ns, wait.steps = Counter(self._ns), Counter(self._steps)
 
     def _reason(self, plan: Plan) -> Reason:
-        """The last that is named stops all behind it; those that wait for a prefix are passed."""
+        """The last sequence in the plan stops all behind it; others wait for a prefix and are overtaken."""
         reason, apart = NO_BUDGET, []
         for waiting in plan.not_admitted:
             self._reasons[waiting.reason.why] = waiting.reason
@@ -112,7 +112,7 @@ class QueueWatch:
         return reason
 
     def _set_apart(self, now: int) -> None:
-        """These waited for a prefix since the last step, not for what held up the others."""
+        """Corrects the totals of sequences that waited for a prefix since the last step, not for the common reason."""
         for number in self._apart:
             wait = self._wait_of(number)
             if wait and wait.ns is not None and self._why is not None:

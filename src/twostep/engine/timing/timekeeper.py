@@ -1,6 +1,6 @@
-"""When everything happened to every sequence: kept while it is served, a `Timeline` at its end.
+"""Times of the events of every sequence: collected while it is served, returned as a `Timeline` at its end.
 
-What is kept grows with chunks and preemptions, and by one number a token; decodes are differences of running totals.
+Memory grows with chunks and preemptions, and by one number per token; decodes are differences of running totals.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from twostep.core.cost import CostModel
 from twostep.core.plan import Chunk, Preemption, Resolved, Step, StepResult
-from twostep.engine.outputs import ChunkTime, DecodeTime, Held, Timeline
-from twostep.engine.outputs import Preemption as PreemptionTime
+from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, Timeline, WaitTime
 from twostep.engine.step.executor import Given
 from twostep.engine.timing.meter import Reading, StepMeter
 from twostep.engine.timing.queueing import QueueWatch, Wait
 
 
 class StepEnd(NamedTuple):
-    """What is needed of a step after it has ended."""
+    """The data of a finished step."""
 
     step: Step
     given: Sequence[Given]
@@ -35,23 +34,23 @@ class Times:
 
     arrival_ns: int
     attached: "list[Times]"
-    """Choices of the same request that wait for the first one's prompt, to share its blocks."""
+    """Choices of the same request that wait for the prefill of the first one, to share its blocks."""
     wait: Wait | None = None
     """While it is in the queue."""
     first_scheduled_ns: int | None = None
-    held: tuple[Held, ...] = ()
+    waits: tuple[WaitTime, ...] = ()
     chunks: list[ChunkTime] = field(default_factory=list)
     token_ns: list[int] = field(default_factory=list)
     decodes: list[DecodeTime] = field(default_factory=list)
     decoding: Reading | None = None
-    """While it decodes: totals when it began."""
+    """While it decodes: the totals at its start."""
     decodes_since_ns: int = 0
     preemptions: list[PreemptionTime] = field(default_factory=list)
     kernel_ns: int = 0
-    """Total when the last step with a token of it ended: what came since was without it."""
+    """Total at the end of the last step with one of its tokens; time since then is of steps without it."""
 
     def timeline(self, finish_ns: int) -> Timeline:
-        """As values."""
+        """The times so far, as values."""
         return Timeline(
             arrival_ns=self.arrival_ns,
             first_scheduled_ns=self.first_scheduled_ns,
@@ -59,13 +58,13 @@ class Times:
             token_ns=tuple(self.token_ns),
             preemptions=tuple(self.preemptions),
             finish_ns=finish_ns,
-            held=self.held,
+            waits=self.waits,
             decodes=tuple(self.decodes),
         )
 
 
 class Timekeeper:
-    """Hears of every step in order: `planned`, then `token` for each that it gave, then `ended`."""
+    """Is told of every step in order: `planned`, then `token` for each generated token, then `ended`."""
 
     def __init__(self, cost: CostModel) -> None:
         self.meter = StepMeter(cost)
@@ -74,7 +73,7 @@ class Timekeeper:
         self._before_ns: list[int] = []
 
     def follow(self, numbers: Iterable[int], arrival_ns: int) -> list[Times]:
-        """The choices of a request, by number, are queued: the first for a seat, the others for its prompt."""
+        """Adds the choices of a queued request by number: the first waits for a slot, the others for its prefill."""
         attached: list[Times] = []
         first, *others = [self._times.setdefault(number, Times(arrival_ns, attached)) for number in numbers]
         first.wait = self._queue.begin(arrival_ns)
@@ -82,7 +81,7 @@ class Timekeeper:
         return [first, *others]
 
     def finish(self, number: int, finish_ns: int) -> Timeline:
-        """The sequence has ended."""
+        """The sequence has ended; returns its timeline."""
         times = self._times.pop(number)
         self._decoded(times)
         self._waited(times, finish_ns)
@@ -95,7 +94,7 @@ class Timekeeper:
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def planned(self, end: StepEnd) -> None:
-        """Who was preempted, and whose prompts were computed."""
+        """Handles the plan of a finished step: preemptions and chunks."""
         plan = end.step.plan
         self._queue.step(plan, end.began_ns)
         self._preempted(plan.preemptions, end.began_ns)
@@ -105,7 +104,7 @@ class Timekeeper:
                 self._chunk(times, chunk, end)
 
     def token(self, times: Times, now: int) -> None:
-        """The step gave one more token."""
+        """The step generated a token of this sequence."""
         if times.token_ns:
             self._before_ns.append(times.token_ns[-1])
         else:
@@ -115,7 +114,7 @@ class Timekeeper:
             times.decoding, times.decodes_since_ns = self.meter.now, now
 
     def ended(self, end: StepEnd) -> None:
-        """All its tokens are known; who has to begin again after it failed."""
+        """All tokens of the step are handled. After a failed step its sequences count as preempted."""
         self.meter.gave(self._before_ns)
         self._before_ns.clear()
         self._preempted(end.resolved.preempted, end.ended_ns)
@@ -123,7 +122,7 @@ class Timekeeper:
     # --- prompts --------------------------------------------------------------------------------------------------
 
     def _chunk(self, times: Times, chunk: Chunk, end: StepEnd) -> None:
-        self._seated(times, end.began_ns)
+        self._scheduled(times, end.began_ns)
         times.chunks.append(self._chunk_time(times, chunk, end))
         times.kernel_ns = self.meter.now.kernel_ns
         for number in chunk.forks:
@@ -147,8 +146,8 @@ class Timekeeper:
             starved_ns=end.starved_ns,
         )
 
-    def _seated(self, times: Times, now: int) -> None:
-        """It waits no longer, if it did."""
+    def _scheduled(self, times: Times, now: int) -> None:
+        """Ends its wait, if it waited."""
         if times.first_scheduled_ns is None:
             times.first_scheduled_ns = now
         if times.wait is not None:
@@ -156,13 +155,13 @@ class Timekeeper:
             times.kernel_ns = self.meter.before.kernel_ns
 
     def _fork(self, first: Times, fork: Times) -> None:
-        """A fork shares the prefill of the choice it comes from."""
+        """A fork shares the prefill of the first choice."""
         first.attached.remove(fork)
         fork.chunks, fork.first_scheduled_ns = list(first.chunks), first.first_scheduled_ns
-        fork.held, fork.kernel_ns = first.held, first.kernel_ns
+        fork.waits, fork.kernel_ns = first.waits, first.kernel_ns
 
     def _release(self, attached: list[Times], now: int) -> None:
-        """Those that could not be forked wait in the queue from now on."""
+        """Choices that could not be forked wait in the queue from now on."""
         for times in attached:
             times.wait = self._queue.begin(now)
         attached.clear()
@@ -170,14 +169,14 @@ class Timekeeper:
     # --- waiting and decoding -------------------------------------------------------------------------------------
 
     def _waited(self, times: Times, now: int) -> None:
-        """What it waited for goes to the preemption that made it wait, or to its arrival."""
+        """Adds its waits to the preemption that made it wait, or else to its arrival."""
         if times.wait is None:
             return
-        held, times.wait = self._queue.end(times.wait, now), None
+        waits, times.wait = self._queue.end(times.wait, now), None
         if times.preemptions:
-            times.preemptions[-1] = replace(times.preemptions[-1], held=held)
+            times.preemptions[-1] = replace(times.preemptions[-1], waits=waits)
         else:
-            times.held = held
+            times.waits = waits
 
     def _preempted(self, preemptions: Iterable[Preemption], now: int) -> None:
         for preemption in preemptions:
@@ -187,7 +186,7 @@ class Timekeeper:
                 times.wait = self._queue.begin(now)
 
     def _decoded(self, times: Times) -> None:
-        """It decodes no longer, if it did. Its last token came with the last step, unless that failed."""
+        """Ends its decoding, if it decoded. Its last token is of the last step, unless that failed."""
         began, times.decoding = times.decoding, None
         if began is None or times.token_ns[-1] == times.decodes_since_ns:
             return

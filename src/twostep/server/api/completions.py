@@ -1,6 +1,6 @@
-"""`/v1/chat/completions` and `/v1/completions`: a request's way from its body to its last byte."""
+"""`/v1/chat/completions` and `/v1/completions`: from a request's body to the last byte of its reply."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,113 +10,121 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from twostep.engine.collector import Event
-from twostep.engine.outputs import RequestOutput
-from twostep.engine.process.client import EngineClient
-from twostep.engine.process.messages import Accepted, Submit
-from twostep.errors import TwostepError
-from twostep.openai_api.chunks import Chunks
-from twostep.openai_api.requests import ApiRequest, read_request
-from twostep.openai_api.responses import ID_PREFIX, sliced_body
-from twostep.openai_api.structured import named
-from twostep.server.http.admission_queue import Place
-from twostep.server.http.bodies import Body, parse
+from twostep.engine.backend import Accepted, Submit
+from twostep.engine.outputs import Event, RequestOutput
+from twostep.errors import EngineDiedError, TwostepError
+from twostep.openai_api.api_request import ApiRequest, read_request
+from twostep.openai_api.response_format import with_field_name
+from twostep.openai_api.responses import ID_PREFIX, Chunks, sliced_body
 from twostep.server.http.connections import ABORT
-from twostep.server.http.errors import IN_LEDGER, api_error
-from twostep.server.http.in_flight import ClientGoneError, Flight
-from twostep.server.http.streaming import EventStream, Sender, WholeReply
-from twostep.server.observe.finished import LEFT, Reply
+from twostep.server.http.error_replies import RECORDED, api_error
+from twostep.server.http.in_flight import Admission, ClientGoneError, InFlightRequest
+from twostep.server.http.replies import EventStream, Sender, WholeReply
+from twostep.server.http.request_body import Body, parse
+from twostep.server.observe.finished_requests import LEFT, Reply
 from twostep.server.state import ServerState
 
 
 class Completions:
-    """An ASGI application for both paths."""
+    """The ASGI application of both paths."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises `TwostepError` if the request fails before anything was sent."""
+        """Raises `TwostepError` if the request fails before anything is sent."""
         state = self._state
-        client, _ = state.engine()
+        state.check_accepting()
         with suppress(ClientGoneError):
             async with state.bodies.read(Request(scope, receive)) as body:
-                exchange = Exchange(state, client, scope, send)
-                async with exchange.accounted():
+                exchange = Exchange(state, scope, send)
+                async with exchange.recorded():
                     await self._run(exchange, body, receive)
 
     async def _run(self, exchange: "Exchange", body: Body, receive: Receive) -> None:
-        """With a place, which is free again before the client is told of an error: it may not listen."""
+        """Leaves the queue before the client is told of an error, as it may not read the reply."""
         state = self._state
-        with state.places.take() as place:
-            async with state.flights.one(receive, state.config.request_timeout_s) as flight:
-                await exchange.run(body, place, flight)
+        with state.admission_queue.admit() as admission:
+            async with state.in_flight.track(receive, state.config.request_timeout_s) as in_flight:
+                await exchange.run(body, admission, in_flight)
 
 
 class Exchange:
-    """One request for tokens whose body is here."""
+    """One request for tokens whose body has arrived, and its reply."""
 
-    def __init__(self, state: ServerState, client: EngineClient, scope: Scope, send: Send) -> None:
-        self._state, self._client, self._scope, self._send = state, client, scope, send
+    def __init__(self, state: ServerState, scope: Scope, send: Send) -> None:
+        self._state, self._scope, self._send = state, scope, send
         self._path: str = scope["path"]
         self._received_ns = monotonic_ns()
         self._arrived_s, self._unique = time(), uuid4().hex
+        self._served = state.models[0]
+        """The model that the body names, once the body is parsed."""
+        self._failed = False
+        """The backend's worker failed: no more outputs of this request arrive."""
         self._form_ns: int | None = None
         self._submitted: _Submitted | None = None
 
-    async def run(self, body: Body, place: Place, flight: Flight) -> None:
-        """Understands the body, has it answered and sends the reply."""
-        request = await body.understood(self._understand)
-        flight.limit(request.timeout_s)
-        await self._check_form(request)
-        place.widen(len(request.prompts) * request.params.n)
+    async def run(self, body: Body, admission: Admission, in_flight: InFlightRequest) -> None:
+        """Parses the body, submits its prompts to the engine and sends the reply."""
+        request = await body.parsed(self._parse)
+        in_flight.limit(request.timeout_s)
+        await self._check_structured_output(request)
+        admission.resize(len(request.prompts) * request.params.n)
         self._state.note_unknown(request.unknown)
         submits = self._submits(request)
-        self._client, _ = self._state.living_engine()  # not always the one that lived when the request came
+        self._served.available()  # again, as the body may have taken long
         self._submitted = _Submitted(request, [submit.id for submit in submits], self._sender(request), monotonic_ns())
-        async with self._submitted.sender.kept_alive(), aclosing(self._client.follow_all(submits)) as events:
+        async with self._submitted.sender.kept_alive(), aclosing(self._events(submits)) as events:
             async for event in events:
-                await self._submitted.heed(event)
-        await self._submitted.sender.end(self._submitted.whole)
+                await self._submitted.handle(event)
+        await self._submitted.sender.end(self._submitted.ordered_outputs)
 
     @asynccontextmanager
-    async def accounted(self) -> AsyncIterator[None]:
-        """Whatever ends the block, the client is told, and the ledger if the engine had to do with it."""
+    async def recorded(self) -> AsyncIterator[None]:
+        """However the block ends, tells the client, and records the request if it was submitted to the engine."""
         try:
             yield
-            self._note(200)
+            self._record(200)
         except ClientGoneError:
-            self._note(LEFT)
+            self._record(LEFT)
             raise
         except TwostepError as error:
-            told = api_error(named(error, self._submitted.request.form_field) if self._submitted else error)
-            begun = self._submitted is not None and await self._submitted.sender.fail(told)
-            self._note(told.status)
+            self._failed = isinstance(error, EngineDiedError)
+            if self._submitted is not None:
+                error = with_field_name(error, self._submitted.request.form_field)
+            failure = api_error(error)
+            begun = self._submitted is not None and await self._submitted.sender.fail(failure)
+            self._record(failure.status)
             if not begun:
-                raise told from None
+                raise failure from None
 
-    def _understand(self, body: bytearray) -> ApiRequest:
-        """In a thread: a long prompt takes long to tokenise."""
+    def _parse(self, body: bytearray) -> ApiRequest:
+        """Runs in a thread: tokenizing a long prompt takes long."""
         state = self._state
-        return read_request(self._path, parse(body), state.model, state.names, state.room)
+        fields = parse(body)
+        self._served = state.named(fields.get("model") if isinstance(fields, dict) else None)
+        return read_request(self._path, fields, self._served.model, state.names, self._served.prompt_bounds)
 
-    async def _check_form(self, request: ApiRequest) -> None:
-        """Of a new one this takes as long as many a prompt: the bill has a line for it."""
+    async def _check_structured_output(self, request: ApiRequest) -> None:
+        """A new form takes as long as many a prompt, so the latency breakdown has a line for it."""
         form = request.params.structured
         self._form_ns = None if form is None else monotonic_ns()
-        await self._state.forms.check(form, request.form_field)
+        await self._state.structured_outputs.check(form, request.form_field)
 
     def _submits(self, request: ApiRequest) -> list[Submit]:
         id_ = self._id(request)
         several = len(request.prompts) > 1
-        alike = request.params, request.priority, request.stream, request.cache_salt
+        fields = request.params, request.priority, request.stream, request.cache_salt
         return [
-            Submit(f"{id_}-{number}" if several else id_, prompt, *alike)
+            Submit(f"{id_}-{number}" if several else id_, prompt, *fields)
             for number, prompt in enumerate(request.prompts)
         ]
 
+    def _events(self, submits: Sequence[Submit]) -> AsyncGenerator[Event | Accepted]:
+        return self._served.backend.submit(submits, on_late_output=self._state.finished.add_late_output)
+
     def _sender(self, request: ApiRequest) -> Sender:
-        tokenizer, unique = self._state.model.tokenizer, self._unique
+        tokenizer, unique = self._served.model.tokenizer, self._unique
         created_s, received_ns = int(self._arrived_s), self._received_ns
         if request.stream:
             chunks = Chunks(request, tokenizer, unique=unique, created_s=created_s, received_ns=received_ns)
@@ -132,11 +140,11 @@ class Exchange:
         return WholeReply(self._send, self._id(request), self._state.slices, body)
 
     def _id(self, request: ApiRequest) -> str:
-        """As the client sees it."""
+        """The id in the reply."""
         return ID_PREFIX[request.kind] + self._unique
 
-    def _note(self, status: int) -> None:
-        """What was refused is not the ledger's."""
+    def _record(self, status: int) -> None:
+        """Records the reply; a refused request is not recorded."""
         submitted = self._submitted
         if submitted is None or (400 <= status < 500 and status != LEFT):
             return
@@ -152,37 +160,37 @@ class Exchange:
             status=status,
             outputs=tuple(submitted.outputs.values()),
             prompt_ids=tuple(submitted.ids),
-            awaited=() if self._client.died else submitted.awaited,
+            awaited=() if self._failed else submitted.awaited,
             cache_salt=submitted.request.cache_salt,
             form_ns=self._form_ns,
         )
-        self._scope[IN_LEDGER] = True
-        self._state.ledger.finished(reply)
+        self._scope[RECORDED] = True
+        self._state.finished.add(reply)
 
 
 @dataclass
 class _Submitted:
-    """What the engine has to do with, and what has come of it."""
+    """A request's prompts at the engine, and their outputs so far."""
 
     request: ApiRequest
     ids: Sequence[str]
-    """The engine's, one for each prompt."""
+    """The engine's ids, one per prompt."""
     sender: Sender
     at_ns: int
     outputs: dict[str, RequestOutput] = field(default_factory=dict)
     accepted: int = 0
-    """Prompts that the engine has taken on; it says so only of those that stream."""
+    """Number of prompts that the engine accepted; it reports this only for streams."""
 
     @property
-    def whole(self) -> list[RequestOutput]:
-        """Of all prompts, in their order."""
+    def ordered_outputs(self) -> list[RequestOutput]:
+        """Outputs of all prompts, in order."""
         return [self.outputs[id_] for id_ in self.ids]
 
     @property
     def awaited(self) -> tuple[str, ...]:
         return tuple(id_ for id_ in self.ids if id_ not in self.outputs)
 
-    async def heed(self, event: Event | Accepted) -> None:
+    async def handle(self, event: Event | Accepted) -> None:
         if isinstance(event, Accepted):
             self.accepted += 1
             if self.accepted == len(self.ids):

@@ -1,4 +1,4 @@
-"""The description of the API: `/openapi.json`, and `/docs`, a page of it that needs no network."""
+"""The API description: `/openapi.json`, and `/docs`, the same as a page that loads nothing from the network."""
 
 from html import escape
 from typing import Any
@@ -10,16 +10,16 @@ from starlette.types import Receive, Scope, Send
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
 from twostep.engine.text.conversation import ROLES
 from twostep.kernels.sampling import MAX_LOGPROBS
-from twostep.openai_api.prompts import MAX_PROMPTS
-from twostep.openai_api.requests import REPETITION_PENALTIES
-from twostep.server.api.listing import DEFAULT_LIMIT, MAX_LIMIT
-from twostep.server.http.slices import JsonReply
+from twostep.openai_api.api_request import REPETITION_PENALTIES
+from twostep.openai_api.prompt_tokens import MAX_PROMPTS
+from twostep.server.api.request_history import DEFAULT_LIMIT, MAX_LIMIT
+from twostep.server.http.replies import JsonReply
 
 Schema = dict[str, Any]
 
 
 def _nullable(type_: str, **limits: Any) -> Schema:
-    """Null counts as absent everywhere."""
+    """Null counts as absent for every field."""
     return {"type": [type_, "null"], **limits}
 
 
@@ -32,13 +32,13 @@ _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItem
 _SWITCH = _nullable("boolean")
 
 _SAMPLING: Schema = {
-    "model": _nullable("string", description="a name that /v1/models lists; absent: the served one"),
-    "stream": _nullable("boolean", default=False, description="server-sent events, the last of them [DONE]"),
+    "model": _nullable("string", description="a name from /v1/models; default: the served model"),
+    "stream": _nullable("boolean", default=False, description="stream server-sent events, the last of them [DONE]"),
     "stream_options": _nullable(
         "object", properties={"include_usage": _SWITCH, "continuous_usage_stats": _SWITCH}, additionalProperties=False
     ),
     "max_tokens": _nullable("integer", minimum=1),
-    "max_completion_tokens": _nullable("integer", minimum=1, description="the newer name of max_tokens"),
+    "max_completion_tokens": _nullable("integer", minimum=1, description="newer name of max_tokens"),
     "n_predict": _nullable("integer", minimum=-1, description="llama.cpp's name of max_tokens; -1: no limit"),
     "min_tokens": _nullable("integer", minimum=0),
     "n": _nullable("integer", minimum=1, maximum=MAX_CHOICES, default=1),
@@ -55,8 +55,8 @@ _SAMPLING: Schema = {
         maximum=REPETITION_PENALTIES[1],
         description="llama.cpp's name of repetition_penalty",
     ),
-    "repeat_last_n": _nullable("integer", minimum=-1, description="0 or -1: repeat_penalty counts no tokens or all"),
-    "seed": _nullable("integer", description="absent: random"),
+    "repeat_last_n": _nullable("integer", minimum=-1, description="0: repeat_penalty is off; -1: it counts all tokens"),
+    "seed": _nullable("integer", description="default: random"),
     "stop": {
         "anyOf": [
             _nullable("string", minLength=1, maxLength=MAX_STOP_CHARACTERS),
@@ -67,10 +67,10 @@ _SAMPLING: Schema = {
     "ignore_eos": _SWITCH,
     "include_stop_str_in_output": _SWITCH,
     "skip_special_tokens": _nullable("boolean", default=True),
-    "add_special_tokens": _nullable("boolean", description="a beginning of sequence before the prompt"),
+    "add_special_tokens": _nullable("boolean", description="add a beginning-of-sequence token before the prompt"),
     "parse_special": _nullable(
         "boolean",
-        description="whether the text of a control token is that token; by default in prompts, and not in messages",
+        description="parse the text of control tokens as these tokens; default: true for prompts, false for messages",
     ),
     "logit_bias": _nullable(
         "object",
@@ -78,12 +78,12 @@ _SAMPLING: Schema = {
         additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
         description="by token id",
     ),
-    "priority": _nullable("integer", default=0, description="a lower number is more urgent"),
-    "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "for the whole answer"},
-    "cache_salt": _nullable("string", description="only requests with the same find each other's KV"),
+    "priority": _nullable("integer", default=0, description="lower numbers are scheduled first"),
+    "timeout_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "description": "time limit for the whole answer"},
+    "cache_salt": _nullable("string", description="requests share the prefix cache only with the same salt"),
     "return_token_ids": _SWITCH,
-    "n_probs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS, description="llama.cpp's; 0: no logprobs"),
-    "response_format": _nullable("object", description="of type json_object, or json_schema with one"),
+    "n_probs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS, description="llama.cpp's logprobs; 0: off"),
+    "response_format": _nullable("object", description="type json_object, or json_schema with a schema"),
     "structured_outputs": _nullable("object", description="vLLM's: one of json, regex, choice, grammar, json_object"),
     "guided_json": _nullable("object", description="a JSON schema"),
     "guided_regex": _nullable("string"),
@@ -106,12 +106,12 @@ _CHAT: Schema = {
             },
         },
     },
-    "reasoning_effort": _nullable("string", description="goes to the chat template"),
+    "reasoning_effort": _nullable("string", description="passed to the chat template"),
     "reasoning": _nullable("object", description="another form of reasoning_effort: {effort: ...}"),
     "logprobs": _SWITCH,
     "top_logprobs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS),
     "add_generation_prompt": _nullable("boolean", default=True),
-    "continue_final_message": _nullable("boolean", description="the answer goes on from the last message"),
+    "continue_final_message": _nullable("boolean", description="continue the last message instead of a new answer"),
     "chat_template_kwargs": _nullable("object"),
     "tools": _nullable("array", items={"type": "object"}, description="functions that the answer may call"),
     "tool_choice": {"anyOf": [_nullable("string"), {"type": "object"}], "default": "auto"},
@@ -121,15 +121,15 @@ _CHAT: Schema = {
 _COMPLETION: Schema = {
     "prompt": {
         "anyOf": [_TEXT, _TOKENS, {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}, "maxItems": MAX_PROMPTS}],
-        "description": "a text, its token ids, or several of these",
+        "description": "text, token ids, or a list of these",
     },
-    "echo": _nullable("boolean", description="the answer's text begins with the prompt's"),
+    "echo": _nullable("boolean", description="start the answer's text with the prompt"),
     "logprobs": _nullable("integer", minimum=0, maximum=MAX_LOGPROBS),
 }
 
 _TOKENIZE: Schema = {
     "model": _SAMPLING["model"],
-    "prompt": _nullable("string", description="a text; or else messages"),
+    "prompt": _nullable("string", description="the text to tokenize; required without messages"),
     "messages": {"anyOf": [_CHAT["messages"], {"type": "null"}]},
     "add_special_tokens": _SAMPLING["add_special_tokens"],
     "parse_special": _SAMPLING["parse_special"],
@@ -154,25 +154,25 @@ _ERROR: Schema = {
 }  # fmt: skip
 
 _POSTS = {
-    "/v1/chat/completions": ("Answer a conversation", {**_CHAT, **_SAMPLING}, ["messages"]),
-    "/v1/completions": ("Continue a text", {**_COMPLETION, **_SAMPLING}, ["prompt"]),
-    "/tokenize": ("Tokens of a text or a conversation", _TOKENIZE, []),
-    "/detokenize": ("Text of tokens", _DETOKENIZE, ["tokens"]),
+    "/v1/chat/completions": ("Create a chat completion", {**_CHAT, **_SAMPLING}, ["messages"]),
+    "/v1/completions": ("Create a text completion", {**_COMPLETION, **_SAMPLING}, ["prompt"]),
+    "/tokenize": ("Tokenize a text or a conversation", _TOKENIZE, []),
+    "/detokenize": ("Convert tokens to text", _DETOKENIZE, ["tokens"]),
 }
 _GETS = {
-    "/v1/models": "What is served",
-    "/v1/models/{name}": "One of these",
-    "/v1/config": "Effective settings, who set them, and the arithmetic behind them",
-    "/v1/requests": "The requests that ended last, the last of them first",
-    "/v1/requests/{name}": "The itemised bill of a finished request, for a while after it ended",
-    "/metrics": "For Prometheus",
-    "/health": "Is the engine getting on?",
-    "/ready": "Are requests taken on?",
+    "/v1/models": "List the served model's names",
+    "/v1/models/{name}": "Describe the model with this name",
+    "/v1/config": "Settings in effect, where each was set, and how derived ones were computed",
+    "/v1/requests": "List finished requests, newest first",
+    "/v1/requests/{name}": "Latency breakdown of a finished request, available for a limited time",
+    "/metrics": "Prometheus metrics",
+    "/health": "Whether the engine makes progress",
+    "/ready": "Whether requests are accepted",
 }
 
 
 def document(root: str = "") -> Schema:
-    """OpenAPI 3.1, of a server that a proxy exposes under the path prefix `root`."""
+    """OpenAPI 3.1 document of a server that a proxy exposes under the path prefix `root`."""
     paths: Schema = {path: {"get": _get(path, about)} for path, about in _GETS.items()}
     for path, (about, fields, required) in _POSTS.items():
         body = {"type": "object", "properties": fields, "required": required}
@@ -225,12 +225,12 @@ _STYLE = (
 
 
 def page() -> str:
-    """HTML of the same."""
+    """The API description as HTML."""
     described = document()
     parts = [_section(path, *operation) for path, by in described["paths"].items() for operation in by.items()]
     title = "Twostep"
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    link = '<p>As a document: <a href="openapi.json">openapi.json</a></p>'
+    link = '<p>OpenAPI document: <a href="openapi.json">openapi.json</a></p>'
     return f"{head}<h1>{title}</h1>{link}{''.join(parts)}</html>"
 
 
@@ -263,10 +263,10 @@ def _type(field: Schema) -> str:
 
 
 class Document:
-    """An ASGI application that answers with the document."""
+    """An ASGI application that serves the OpenAPI document."""
 
     def __init__(self, root: str) -> None:
-        """`root` as in `document`."""
+        """`root`: see `document`."""
         self._reply = JsonReply(document(root))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

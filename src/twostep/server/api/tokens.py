@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's form."""
+"""`/tokenize` and `/detokenize`, in vLLM's format."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -8,97 +8,95 @@ from starlette.requests import Request
 
 from twostep.engine.refusals import shown
 from twostep.errors import TwostepError
-from twostep.openai_api.errors import ApiError, refusal
+from twostep.model.loaded import LoadedModel
+from twostep.openai_api.api_error import ApiError, refusal
+from twostep.openai_api.api_request import model_name
 from twostep.openai_api.fields import Fields
 from twostep.openai_api.json_text import Many
-from twostep.openai_api.prompts import chat_prompt, token_ids
-from twostep.openai_api.requests import model_name
-from twostep.openai_api.room import text_bytes
+from twostep.openai_api.prompt_tokens import chat_prompt, text_bytes, token_ids
 from twostep.openai_api.tools import read_tools
-from twostep.server.http.bodies import parse
-from twostep.server.http.slices import SlicedReply
-from twostep.server.state import ServerState
+from twostep.server.http.replies import SlicedReply
+from twostep.server.http.request_body import parse
+from twostep.server.state import ServedModel, ServerState
 
 MAX_TEXT_BYTES = 1 << 20
-"""Longest text to tokenise: it need not fit the context, but a thread works on it for a third of a second."""
+"""Longest text to tokenize. It need not fit the context, but occupies a thread for a third of a second."""
 
 
 class Tokens:
-    """The routes' functions."""
+    """The handlers of these routes."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
     async def tokenize(self, request: Request) -> SlicedReply:
-        """Of a text (`prompt`) or a conversation (`messages`): its tokens, as a completion would get them."""
+        """Tokens of a text (`prompt`) or a conversation (`messages`), as a completion would get them."""
         return await self._answer(request, self._tokenize)
 
     async def detokenize(self, request: Request) -> SlicedReply:
-        """The text of `tokens`, control tokens included."""
+        """The text of `tokens`, including control tokens."""
         return await self._answer(request, self._detokenize)
 
-    async def _answer(self, request: Request, translate: Callable[[Fields], dict[str, Any]]) -> SlicedReply:
-        """In a thread: long texts take long. It takes no place in the queue: the engine has no part in it."""
+    async def _answer(self, request: Request, convert: Callable[[Fields, ServedModel], dict[str, Any]]) -> SlicedReply:
+        """Runs in a thread, as long texts take long. Does not count towards the queue: the engine is not used."""
         state = self._state
-        state.engine()
+        state.check_accepting()
         async with (
             state.bodies.read(request) as body,
-            state.flights.one(request.receive, state.config.request_timeout_s),
+            state.in_flight.track(request.receive, state.config.request_timeout_s),
         ):
-            answer, unknown = await body.understood(partial(self._translate, translate=translate))
+            answer, unknown = await body.parsed(partial(self._convert, convert=convert))
         state.note_unknown(unknown)
         return SlicedReply(state.slices, answer)
 
-    def _translate(
-        self, body: bytearray, translate: Callable[[Fields], dict[str, Any]]
+    def _convert(
+        self, body: bytearray, convert: Callable[[Fields, ServedModel], dict[str, Any]]
     ) -> tuple[dict[str, Any], Iterable[str]]:
-        """The answer, and fields that nobody knows."""
+        """The answer, and the names of unknown fields."""
         try:
             fields = Fields(parse(body))
-            model_name(fields, self._state.names)
-            return translate(fields), fields.rest()
+            served = self._state.named(model_name(fields, self._state.names))
+            return convert(fields, served), fields.rest()
         except RecursionError:
             raise ApiError("the body is nested too deeply") from None
         except TwostepError as error:
             raise refusal(error) from None
 
-    def _tokenize(self, fields: Fields) -> dict[str, Any]:
-        _, ready = self._state.engine()
-        tokenizer, texts = self._state.model.tokenizer, fields.flag("return_token_strs")
-        tokens = self._tokens(fields)
+    def _tokenize(self, fields: Fields, served: ServedModel) -> dict[str, Any]:
+        capabilities = self._state.check_accepting(served)
+        tokenizer, texts = served.model.tokenizer, fields.flag("return_token_strs")
+        tokens = self._tokens(fields, served.model)
         return {
             "count": len(tokens),
-            "max_model_len": ready.longest,
+            "max_model_len": capabilities.max_sequence_tokens,
             "tokens": Many(tokens),
             "token_strs": Many(tokenizer.decode([id_], skip_special=False) for id_ in tokens) if texts else None,
         }
 
-    def _tokens(self, fields: Fields) -> list[int]:
+    def _tokens(self, fields: Fields, model: LoadedModel) -> list[int]:
         prompt = fields.take("prompt")
         if prompt is None:
-            return self._chat_tokens(fields)
+            return self._chat_tokens(fields, model)
         if not isinstance(prompt, str):
             raise ApiError(f"prompt is {shown(prompt)}; it has to be a string", param="prompt")
         _check_text(prompt, "prompt")
         add_bos = None if fields.flag("add_special_tokens", True) else False
         parse_special = fields.flag("parse_special", True)
-        return self._state.model.tokenizer.encode_raw(prompt, parse_special=parse_special, add_bos=add_bos)
+        return model.tokenizer.encode_raw(prompt, parse_special=parse_special, add_bos=add_bos)
 
-    def _chat_tokens(self, fields: Fields) -> list[int]:
+    def _chat_tokens(self, fields: Fields, model: LoadedModel) -> list[int]:
         if "messages" not in fields:
-            raise ApiError(
-                "there is neither prompt (a text) nor messages (a conversation); one is needed", param="messages"
-            )
-        return list(chat_prompt(fields, self._state.model, read_tools(fields), check_text=_check_text))
+            raise ApiError("prompt (text) or messages (a conversation) is required", param="messages")
+        return list(chat_prompt(fields, model, read_tools(fields), check_text=_check_text))
 
-    def _detokenize(self, fields: Fields) -> dict[str, Any]:
-        tokenizer, tokens = self._state.model.tokenizer, fields.take("tokens")
+    def _detokenize(self, fields: Fields, served: ServedModel) -> dict[str, Any]:
+        tokenizer, tokens = served.model.tokenizer, fields.take("tokens")
         if isinstance(tokens, list):
-            self._state.room.check_ids(tokens, "tokens")
+            served.prompt_bounds.check_ids(tokens, "tokens")
         return {"prompt": tokenizer.decode(token_ids(tokens, "tokens", tokenizer), skip_special=False)}
 
 
 def _check_text(text: str, param: str) -> None:
     if (length := text_bytes(text)) > MAX_TEXT_BYTES:
-        problem = f"{param} has {length} bytes of text; at most {MAX_TEXT_BYTES} are tokenised"
+        problem = f"{param} has {length} bytes of text; at most {MAX_TEXT_BYTES} are tokenized"
         raise ApiError(problem, status=413, param=param, code="text_too_long")

@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, and looked at now and then, as uvicorn leaves some clients alone for ever."""
+"""uvicorn's connection to one client, with time limits: uvicorn alone waits for some clients for ever."""
 
 import json
 import select
@@ -8,21 +8,21 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from twostep.openai_api.errors import ApiError
+from twostep.openai_api.api_error import ApiError
 
-LOOK_S = 0.3
-"""So often `look` has to be called: whoever has gone is noticed so soon."""
+CHECK_S = 0.3
+"""Interval at which `check` has to be called; a client that left is noticed within it."""
 
 HEAD_S = 20.0
-"""How long a client may take from connecting, or from the first byte of a further request, to the end of its head."""
+"""Time limit for a request's head, from connecting or from the first byte of a further request."""
 
 STALLED_S = 30.0
-"""A client that takes nothing for so long, or only some tens of KB while more waits for it, is taken for gone."""
+"""A client that reads nothing for this long, or only some tens of KB while more is waiting, is disconnected."""
 
 ABORT = "abort"
-"""Key of the scope's `state`: call this to end the connection at once."""
+"""Key of the scope's `state`: a function that closes the connection at once."""
 
-_HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last is Linux's
+_HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # POLLRDHUP exists only on Linux
 
 
 class Connection(H11Protocol):
@@ -40,20 +40,21 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def abort(self) -> None:
-        """The client has gone, or is taken for gone. What was not sent is dropped."""
+        """Closes the connection at once; unsent data is dropped."""
         self.transport.abort()
         if self._answering:
-            self.cycle.disconnected = True  # as it will be in the event loop's next turn: nothing more is sent
+            self.cycle.disconnected = True  # takes effect at once, not in the event loop's next iteration
 
-    def look(self) -> None:
-        """Ends the connection if its client is gone, does not come to its point or does not take what it asked for."""
+    def check(self) -> None:
+        """Aborts the connection if the client left, takes too long to send a request head or does not read."""
         now_s = self.loop.time()
         slow_head = self._head_since_s is not None and now_s - self._head_since_s > HEAD_S
         if slow_head or self._stalled(now_s) or (self.flow.read_paused and self._hung_up()):
             self.abort()
 
     def _stalled(self, now_s: float) -> bool:
-        """More is written only once most of what waits has gone; that which has no more to come has to get on."""
+        """Whether the client has stopped reading: more is written only once most of the buffer has been sent, and a
+        completed response must keep draining."""
         unsent = self.transport.get_write_buffer_size()
         if not unsent or unsent != self._unsent:
             self._unsent, self._moved_s = unsent, now_s
@@ -61,12 +62,12 @@ class Connection(H11Protocol):
         return now_s - since_s > STALLED_S
 
     def _hung_up(self) -> bool:
-        """A hang-up lies behind bytes that are not read: uvicorn stops reading where another request follows."""
+        """Detects a hang-up behind unread bytes: uvicorn stops reading when another request follows."""
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket"), _HUNG_UP)
         return bool(poll.poll(0))
 
-    # --- what asyncio and uvicorn call ----------------------------------------------------------------------------
+    # --- callbacks of asyncio and uvicorn -------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if not self._answering and self._head_since_s is None:
@@ -84,8 +85,8 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP gets OpenAI's error object too, unless a reply has begun: then only the end is left."""
-        body = json.dumps(ApiError(f"{msg} Only HTTP/1.1 and 1.0 are spoken here.").body()).encode()
+        """Answers invalid HTTP with OpenAI's error object; if a reply has begun, only closes the connection."""
+        body = json.dumps(ApiError(f"{msg} Only HTTP/1.1 and 1.0 are supported.").body()).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
         reply = h11.Response(status_code=400, headers=headers, reason=b"Bad Request"), h11.Data(data=body)
         with suppress(h11.LocalProtocolError):

@@ -1,83 +1,128 @@
-"""Requests under way, each of which can be cut: its client has gone, its time is up, or the server ends."""
+"""Requests in flight: their number is bounded, and each can be cancelled.
+
+Reasons to cancel one: its client left, its time limit passed, or the server shuts down.
+"""
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Receive
 
-from twostep.openai_api.errors import ApiError
+from twostep.openai_api.api_error import ApiError
+
+
+class Admission:
+    """The sequences of one request in the queue."""
+
+    def __init__(self, queue: "AdmissionQueue") -> None:
+        self._queue = queue
+        self.sequences = 1
+
+    def resize(self, sequences: int) -> None:
+        """Sets the request's number of sequences. Raises `ApiError` if the queue has no room for them."""
+        self._queue.check(sequences, current=self.sequences)
+        self._queue.size += sequences - self.sequences
+        self.sequences = sequences
+
+
+class AdmissionQueue:
+    """Holds at most `limit` sequences: a request has its number of prompts times `n`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.size = 0
+
+    @contextmanager
+    def admit(self) -> Iterator[Admission]:
+        """Counts one sequence while the block runs. Raises `ApiError` with status 429 if the queue is full."""
+        self.check(1, current=0)
+        admission = Admission(self)
+        self.size += 1
+        try:
+            yield admission
+        finally:
+            self.size -= admission.sequences
+
+    def check(self, sequences: int, current: int) -> None:
+        """Raises `ApiError` if a request that has `current` sequences cannot have `sequences`."""
+        if sequences > self.limit:
+            raise ApiError(f"prompts times n is {sequences}; at most {self.limit} are accepted at a time", param="n")
+        if self.size - current + sequences > self.limit:
+            problem = f"the queue is full ({self.size - current} of {self.limit} sequences); try again later"
+            raise ApiError(problem, status=429, code="queue_full")
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the reply any more."""
+    """The client left; nothing reads the reply."""
 
 
-class Flight:
-    """One request under way."""
+class InFlightRequest:
+    """One request in flight."""
 
     def __init__(self, timeout: asyncio.Timeout, limit_s: float | None) -> None:
-        self.why: Exception | None = None
+        self.cancel_reason: Exception | None = None
         self.limit_s = limit_s
-        """How long it may take, since it began; None: for ever."""
+        """Time limit, from its beginning; None: unlimited."""
         self._timeout, self._began_s = timeout, asyncio.get_running_loop().time()
 
     def limit(self, limit_s: float | None) -> None:
-        """It wants to take no longer than this."""
-        if limit_s is not None and limit_s < (self.limit_s or math.inf) and self.why is None:
+        """Lowers the time limit."""
+        if limit_s is not None and limit_s < (self.limit_s or math.inf) and self.cancel_reason is None:
             self.limit_s = limit_s
             self._timeout.reschedule(self._began_s + limit_s)
 
-    def cut(self, why: Exception) -> None:
-        """Ends it with this error, soon. What has ended, or is about to, goes on to its own end."""
-        if self.why is None and not self._timeout.expired():
-            self.why = why
+    def cancel(self, reason: Exception) -> None:
+        """Cancels the request, which then raises `reason`. No effect if it has ended or was cancelled."""
+        if self.cancel_reason is None and not self._timeout.expired():
+            self.cancel_reason = reason
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
-    async def watch(self, receive: Receive) -> None:
-        """Cuts it when the client goes. The body has been read before: only its going can be received."""
+    async def watch_client(self, receive: Receive) -> None:
+        """Cancels the request when the client leaves. The body has been read, so nothing else is received."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.cut(ClientGoneError())
+        self.cancel(ClientGoneError())
 
 
-class Flights:
-    """All of them."""
+class InFlightRequests:
+    """All requests in flight."""
 
     def __init__(self) -> None:
-        self._flights: set[Flight] = set()
+        self._requests: set[InFlightRequest] = set()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._requests)
 
-    def cut_all(self, why: Exception) -> None:
-        for flight in self._flights:
-            flight.cut(why)
+    def cancel_all(self, reason: Exception) -> None:
+        for request in self._requests:
+            request.cancel(reason)
 
     @asynccontextmanager
-    async def one(self, receive: Receive, timeout_s: float | None) -> AsyncIterator[Flight]:
-        """What runs inside is cancelled when the flight is cut, and this raises why: `ClientGoneError`, `ApiError`."""
+    async def track(self, receive: Receive, timeout_s: float | None) -> AsyncIterator[InFlightRequest]:
+        """Tracks the block as a request in flight. If it is cancelled, the block is cancelled and this raises the
+        reason: `ClientGoneError` or `ApiError`."""
         timeout = asyncio.timeout(timeout_s)
-        flight = Flight(timeout, timeout_s)
+        request = InFlightRequest(timeout, timeout_s)
         try:
-            async with timeout, self._watched(flight, receive):
-                yield flight
+            async with timeout, self._watched(request, receive):
+                yield request
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise flight.why or _late(flight.limit_s) from None
+            raise request.cancel_reason or _timed_out(request.limit_s) from None
 
     @asynccontextmanager
-    async def _watched(self, flight: Flight, receive: Receive) -> AsyncIterator[None]:
-        self._flights.add(flight)
-        watch = asyncio.create_task(flight.watch(receive))
+    async def _watched(self, request: InFlightRequest, receive: Receive) -> AsyncIterator[None]:
+        self._requests.add(request)
+        watch = asyncio.create_task(request.watch_client(receive))
         try:
             yield
         finally:
             watch.cancel()
-            self._flights.discard(flight)
+            self._requests.discard(request)
 
 
-def _late(limit_s: float | None) -> ApiError:
+def _timed_out(limit_s: float | None) -> ApiError:
     return ApiError(f"the request took longer than {limit_s:g} s", status=504, code="timeout")

@@ -1,4 +1,4 @@
-"""The sockets that a server listens on, and the addresses that they answer at."""
+"""Listening sockets, and the URLs at which they are reachable."""
 
 import errno
 import socket
@@ -12,17 +12,17 @@ from twostep.errors import TwostepError
 from twostep.server.config import ServerConfig
 
 TRIES = 8
-"""With port 0 and several addresses: the port that is free on the first may be in use on another."""
+"""Attempts with port 0 and several addresses: a port that is free on the first may be in use on another."""
 
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class AddressError(TwostepError):
-    """The address cannot be listened on."""
+    """The address cannot be used."""
 
 
 class Listeners:
-    """Listening sockets, all on one port; a `with` statement closes them."""
+    """Listening sockets on one port; a `with` statement closes them."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self.sockets = list(sockets)
@@ -34,12 +34,12 @@ class Listeners:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where a client on this machine finds the server."""
+        """The server's URLs for clients on this machine."""
         return tuple(dict.fromkeys(f"http://{_reachable(one)}:{self.port}" for one in self.sockets))
 
     @property
     def loopback(self) -> bool:
-        """Only this machine reaches it."""
+        """Whether only this machine can reach the server."""
         return all(is_loopback(one.getsockname()[0].partition("%")[0]) for one in self.sockets)
 
     def __enter__(self) -> Self:
@@ -51,8 +51,9 @@ class Listeners:
 
 
 def listen(config: ServerConfig) -> Listeners:
-    """Listens on every address of `config.hosts`. `::` takes IPv4 too where the system does, unless an IPv4 address is
-    among the hosts. `0.0.0.0` and `::` include the other addresses of their kind. Raises `AddressError`."""
+    """Listens on every address of `config.hosts`. `::` accepts IPv4 too where the system supports it, unless an IPv4
+    address is among the hosts. `0.0.0.0` and `::` include the other addresses of their family. Raises `AddressError`.
+    """
     for tries_left in reversed(range(TRIES)):
         with ExitStack() as opened:
             try:
@@ -67,35 +68,35 @@ def listen(config: ServerConfig) -> Listeners:
 
 
 class _PortTakenError(AddressError):
-    """Another one may be free."""
+    """The port is in use; another one may be free."""
 
 
-class _Place(NamedTuple):
+class _BindAddress(NamedTuple):
     family: socket.AddressFamily
     address: tuple[Any, ...]
-    """As `bind` takes it."""
+    """The argument of `bind`."""
 
 
 def _bound(config: ServerConfig) -> Iterator[socket.socket]:
-    """In the order of the hosts; the first one's port is that of all. Raises `AddressError`."""
-    port, hosts = config.port, {host: _places(host, config.port) for host in config.hosts}
+    """Sockets in the order of the hosts, all on the first one's port. Raises `AddressError`."""
+    port, hosts = config.port, {host: _addresses(host, config.port) for host in config.hosts}
     taken: set[tuple[Any, ...]] = set()
-    all_places = [place for places in hosts.values() for place in places]
-    has_ipv4 = any(place.family == socket.AF_INET for place in all_places)
-    whole_families = {place.family: place for place in all_places if place.address[0] in ("0.0.0.0", "::")}
-    for host, places in hosts.items():
+    every = [one for addresses in hosts.values() for one in addresses]
+    has_ipv4 = any(one.family == socket.AF_INET for one in every)
+    wildcards = {one.family: one for one in every if one.address[0] in ("0.0.0.0", "::")}
+    for host, addresses in hosts.items():
         bound, problem = 0, OSError()
-        for place in places:
-            family, (ip, _, *scope) = whole_families.get(place.family, place)
+        for one in addresses:
+            family, (ip, _, *scope) = wildcards.get(one.family, one)
             if (ip, *scope) in taken:
                 bound += 1
                 continue
             try:
-                made = _bind(_Place(family, (ip, port, *scope)), dual=ip == "::" and not has_ipv4)
+                made = _bind(_BindAddress(family, (ip, port, *scope)), dual=ip == "::" and not has_ipv4)
             except OSError as error:
                 if error.errno not in _NO_SUCH_ADDRESS:
                     raise _refusal(host, port, error) from None
-                problem = error  # a name may have an address that this machine lacks, localhost that of IPv6
+                problem = error  # a name may resolve to an address that this machine lacks: localhost to ::1
                 continue
             bound, port = bound + 1, port or made.getsockname()[1]
             taken.add((ip, *scope))
@@ -104,37 +105,40 @@ def _bound(config: ServerConfig) -> Iterator[socket.socket]:
             raise _refusal(host, port, problem)
 
 
-def _places(host: str, port: int) -> list[_Place]:
-    """Of an address or a name; only names, and addresses that name a network interface, are looked up. Raises
+def _addresses(host: str, port: int) -> list[_BindAddress]:
+    """The addresses of a host. Only names, and addresses that name a network interface, are resolved. Raises
     `AddressError`."""
     host = _as_ipv4(host.strip("[]"))
     if _is_address(host) and "%" not in host:
-        return [_Place(socket.AF_INET6, (host, port, 0, 0)) if ":" in host else _Place(socket.AF_INET, (host, port))]
+        ipv6 = ":" in host
+        return [
+            _BindAddress(socket.AF_INET6, (host, port, 0, 0)) if ipv6 else _BindAddress(socket.AF_INET, (host, port))
+        ]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise _refusal(host, port, error) from None
-    return [_Place(family, address) for family, _, _, _, address in found]
+    return [_BindAddress(family, address) for family, _, _, _, address in found]
 
 
-def _bind(place: _Place, *, dual: bool) -> socket.socket:
-    """`dual`: IPv4 too, if the system can. Raises `OSError`."""
+def _bind(to: _BindAddress, *, dual: bool) -> socket.socket:
+    """`dual`: accept IPv4 too, if the system can. Raises `OSError`."""
     dual = dual and socket.has_dualstack_ipv6()
-    made = socket.create_server(place.address, family=place.family, backlog=1024, dualstack_ipv6=dual)
-    # Connections inherit it. asyncio sets it only where the protocol is named, which it is not here: a token would
+    made = socket.create_server(to.address, family=to.family, backlog=1024, dualstack_ipv6=dual)
+    # Connections inherit it. asyncio would set it only if the socket's protocol were given. Without it a token would
     # wait for the client's acknowledgement of the one before, up to 40 ms.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return made
 
 
 def _refusal(host: str, port: int, error: OSError) -> AddressError:
-    reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # the address is named already
+    reason = (error.strerror or str(error)).partition(" (while attempting")[0]  # the message names the address already
     kind = _PortTakenError if error.errno == errno.EADDRINUSE else AddressError
     return kind(f"cannot listen on {host}, port {port}: {reason}")
 
 
 def _reachable(listener: socket.socket) -> str:
-    """The address that a client puts into a URL."""
+    """The host part of a URL that reaches this socket."""
     ip: str = listener.getsockname()[0]
     if listener.family == socket.AF_INET:
         return "127.0.0.1" if ip == "0.0.0.0" else ip
@@ -145,12 +149,12 @@ def _reachable(listener: socket.socket) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether it is an address that only this machine reaches."""
+    """Whether `name` is an address that only this machine can reach."""
     return _is_address(name) and ip_address(name).is_loopback
 
 
 def _as_ipv4(host: str) -> str:
-    """An IPv4 address written as one of IPv6, such as `::ffff:127.0.0.1`, as IPv4; else `host`."""
+    """Converts an IPv4-mapped IPv6 address such as `::ffff:127.0.0.1` to IPv4; other hosts are unchanged."""
     mapped = IPv6Address(host).ipv4_mapped if ":" in host and _is_address(host) else None
     return str(mapped or host)
 

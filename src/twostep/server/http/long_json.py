@@ -1,7 +1,7 @@
-"""JSON of long bodies, read in small steps, between which other threads have their turn.
+"""Decodes JSON of long bodies in small steps, so that other threads can run in between.
 
-The standard library reads a body in one step, up to 35 ms for each MB, and keeps the interpreter's lock meanwhile: in
-whatever thread it runs, the event loop waits. This takes up to ten times as long, for bodies of very many members.
+The standard library decodes a body in one step, up to 35 ms per MB, and holds the interpreter's lock meanwhile: the
+event loop waits whatever thread it runs in. This decoder takes up to ten times as long for bodies of very many members.
 """
 
 import json
@@ -11,7 +11,7 @@ from json import decoder
 from typing import Any
 
 RUN = 16 << 10
-"""Characters of numbers that are read at once: token ids come in hundreds of thousands. It takes 0.2 ms."""
+"""Characters of numbers decoded at once (0.2 ms): token ids come in hundreds of thousands."""
 
 _blank = re.compile(r"[ \t\n\r]*").match
 _numbers = re.compile(r"[-+.0-9eE, \t\n\r]*").match
@@ -20,7 +20,7 @@ _scan_text: Callable[[str, int, bool], tuple[str, int]] = decoder.scanstring  # 
 
 
 def loads(body: bytes | bytearray) -> Any:
-    """As `json.loads`, which it agrees with on every body. Raises `ValueError`, `RecursionError`."""
+    """Like `json.loads`, with the same result for every body. Raises `ValueError`, `RecursionError`."""
     text = body.decode(json.detect_encoding(body), "surrogatepass")
     value, at = _value(text, _blank(text).end())  # type: ignore[union-attr]  # it always matches
     if (at := _after(text, at)) != len(text):
@@ -29,12 +29,12 @@ def loads(body: bytes | bytearray) -> Any:
 
 
 def _after(text: str, at: int) -> int:
-    """Where the next character stands that is no blank."""
+    """The position of the next character that is not whitespace."""
     return _blank(text, at).end()  # type: ignore[union-attr]
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
-    """What begins there, and where it ends."""
+    """The value that begins at `at`, and the position after it."""
     match text[at : at + 1]:
         case "[":
             return _array(text, _after(text, at + 1))
@@ -47,7 +47,7 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 
 
 def _array(text: str, at: int) -> tuple[list[Any], int]:
-    """From its first member or its end."""
+    """Decodes from the first member or the end."""
     made: list[Any] = []
     if text[at : at + 1] == "]":
         return made, at + 1
@@ -61,8 +61,8 @@ def _array(text: str, at: int) -> tuple[list[Any], int]:
 
 
 def _run(text: str, at: int, made: list[Any]) -> int:
-    """Reads numbers, up to the last comma within `RUN`. Returns where the member after it begins; `at` if that is not
-    worth while, or if there is an error, which then is found member by member."""
+    """Decodes numbers, up to the last comma within `RUN`, and returns the position of the next member. Returns `at` if
+    there are too few numbers, or if there is an error: it is then located member by member."""
     cut = text.rfind(",", at, _numbers(text, at, at + RUN).end())  # type: ignore[union-attr]
     if cut - at < 64:
         return at
@@ -74,7 +74,7 @@ def _run(text: str, at: int, made: list[Any]) -> int:
 
 
 def _object(text: str, at: int) -> tuple[dict[str, Any], int]:
-    """From its first name or its end."""
+    """Decodes from the first name or the end."""
     made: dict[str, Any] = {}
     if text[at : at + 1] == "}":
         return made, at + 1
@@ -92,7 +92,8 @@ def _object(text: str, at: int) -> tuple[dict[str, Any], int]:
 
 
 def _next(text: str, at: int, end: str) -> tuple[int, bool]:
-    """Behind a member: where the next one begins, or where all has ended. Raises `ValueError`."""
+    """Reads the separator after a member: returns the position of the next member, or of the end and true. Raises
+    `ValueError`."""
     at = _after(text, at)
     if text[at : at + 1] == end:
         return at + 1, True

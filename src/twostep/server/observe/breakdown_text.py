@@ -1,34 +1,97 @@
-"""A bill, as JSON has it, in lines for a person."""
+"""A latency breakdown, as JSON, in lines of text. Similar lines are merged: a long prompt has hundreds of chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from twostep.server.observe.breakdown_runs import BETWEEN, Json, collapsed, limit
 from twostep.server.observe.verdict import NO_CORE
-from twostep.server.words import plural
+
+Json = dict[str, Any]
+
+BETWEEN = "between steps"
+GAPS = (BETWEEN, "steps of other requests")
+"""Lines between the chunks of a run; such lines before or after it remain separate."""
+SUMMED = (
+    "tokens", "computed_again_tokens", "others_tokens",
+    "own_ns_estimated", "others_ns_estimated", "starved_ns_estimated",
+)  # fmt: skip
+
+
+def collapsed(lines: Iterable[Json]) -> Iterator[Json]:
+    """Merges each run of chunks with the same limit into one line with `chunks`, its chunks and what is between them.
+    Its time and parts are sums, so that the lines still cover the whole."""
+    run: list[Json] = []
+    for line in lines:
+        if run and not _continues(run, line):
+            yield from _merged(run)
+            run = []
+        if run or "reason" in line:
+            run.append(line)
+        else:
+            yield line
+    yield from _merged(run)
+
+
+def limit(chunk: Json) -> str:
+    """The reason's name: the text before the comma; the predicted time after it differs from step to step."""
+    return str(chunk["reason"]).partition(",")[0]
+
+
+def _continues(run: list[Json], line: Json) -> bool:
+    if line["what"] in GAPS:
+        return True
+    return "reason" in line and (line["what"], limit(line)) == (run[0]["what"], limit(run[0]))
+
+
+def _merged(run: list[Json]) -> Iterator[Json]:
+    """Gaps after the last chunk are not part of the run."""
+    last = max((place for place, line in enumerate(run) if "reason" in line), default=-1)
+    chunks = [line for line in run[: last + 1] if "reason" in line]
+    if len(chunks) > 1:
+        yield _total(run[: last + 1], chunks)
+    else:
+        yield from chunks
+    yield from run[last + 1 :]
+
+
+def _total(run: list[Json], chunks: list[Json]) -> Json:
+    parts: dict[str, int] = {}
+    for line in run:
+        for part, ns in line["parts_ns"].items():
+            parts[part] = parts.get(part, 0) + ns
+    return {
+        "what": run[0]["what"],
+        "start_ns": run[0]["start_ns"],
+        "ns": sum(line["ns"] for line in run),
+        "parts_ns": parts,
+        "chunks": chunks,
+        **{name: sum(chunk[name] for chunk in chunks) for name in SUMMED},
+    }
+
 
 STARVED = 0.1
-"""Share of a line; over it the line says that the kernels were kept from the cores."""
+"""Share of a line above which it reports the time that the kernels had no core."""
 
 
-def bill_lines(bill: Json) -> Iterator[str]:
-    """Header and verdict, then each choice: its lines, and what TTFT, E2E and the whole add up from."""
-    yield from _header(bill)
-    for choice in bill["choices"]:
+def breakdown_lines(breakdown: Json) -> Iterator[str]:
+    """Header and verdict, then for each choice its lines and the sums for TTFT, E2E and the whole."""
+    yield from _header(breakdown)
+    for choice in breakdown["choices"]:
         yield ""
-        if len(bill["choices"]) > 1:
+        if len(breakdown["choices"]) > 1:
             yield f"prompt {choice['prompt']}, choice {choice['index']}: {choice['finish_reason']}"
             yield choice["verdict"]["words"]
         yield from _choice(choice)
 
 
-def _header(bill: Json) -> Iterator[str]:
-    cached = f" ({bill['cached_tokens']} cached)" if bill["cached_tokens"] else ""
-    prompt, answer = plural(bill["prompt_tokens"], "prompt token"), plural(bill["completion_tokens"], "token")
-    yield f"{bill['id']}: {prompt}{cached} + {answer}"
-    yield f"{bill['model']}, {bill['endpoint']}, {'streamed' if bill['stream'] else 'whole'}, status {bill['status']}"
-    if bill["cut_ns"] is not None:
-        yield f"cut after {bill['cut_ns'] / 1e6:.3f} ms; what is later is the engine's, until it had heard of it"
-    yield bill["verdict"]["words"] if bill["verdict"] else "what the engine did for it is not known yet"
+def _header(whole: Json) -> Iterator[str]:
+    cached = f" ({whole['cached_tokens']} cached)" if whole["cached_tokens"] else ""
+    prompt, answer = plural(whole["prompt_tokens"], "prompt token"), plural(whole["completion_tokens"], "token")
+    yield f"{whole['id']}: {prompt}{cached} + {answer}"
+    streamed = "streamed" if whole["stream"] else "whole"
+    yield f"{whole['model']}, {whole['endpoint']}, {streamed}, status {whole['status']}"
+    if whole["cut_ns"] is not None:
+        yield f"cancelled after {whole['cut_ns'] / 1e6:.3f} ms; the engine continued until it was told"
+    yield whole["verdict"]["words"] if whole["verdict"] else "the engine has not reported on this request yet"
 
 
 def _choice(choice: Json) -> Iterator[str]:
@@ -54,11 +117,11 @@ def _title(line: Json) -> str:
     if "reason" in line:
         return f"{what}, {plural(line['tokens'], 'token')} in step {line['step']}: {line['reason']}"
     if what == "decode":
-        return f"decode, {plural(line['tokens'], 'token')}, one a step"
+        return f"decode, {plural(line['tokens'], 'token')}, one per step"
     if what == "preempted":
         return f"preempted, {plural(line['lost_tokens'], 'computed token')} lost: {line['why']}"
     if "last_prompt" in line:
-        return f"{what}: prompt {line['last_prompt']}, choice {line['last_index']} was the last"
+        return f"{what}: prompt {line['last_prompt']}, choice {line['last_index']} ended last"
     return str(what)
 
 
@@ -72,29 +135,29 @@ def _run_title(line: Json) -> str:
 
 
 def _range(values: list[float], form: str) -> str:
-    """The least and the most."""
+    """Minimum and maximum."""
     return " to ".join(dict.fromkeys(format(value, form) for value in (min(values), max(values))))
 
 
 def _notes(line: Json) -> Iterator[str]:
-    for held in line.get("held", ()):
-        steps = f", {plural(held['steps'], 'step')}" if held["steps"] else ""
-        yield f"{held['words']}: {held['ns'] / 1e6:.3f}{steps}"
+    for reason in line.get("held", ()):
+        steps = f", {plural(reason['steps'], 'step')}" if reason["steps"] else ""
+        yield f"{reason['words']}: {reason['ns'] / 1e6:.3f}{steps}"
     if "chunks" in line:
-        yield f"with what was between them: {_sum(line['parts_ns'])}"
+        yield f"including the time between chunks: {_sum(line['parts_ns'])}"
     if line.get("computed_again_tokens"):
-        yield f"{line['computed_again_tokens']} of them had been computed before"
+        yield f"{line['computed_again_tokens']} of these tokens were recomputed"
     if line.get("others_tokens"):
         shared = plural(line["others_tokens"], "token")
-        yield f"shared with {shared} of others; estimated: {', '.join(_estimates(line))}"
+        yield f"shared with {shared} of other requests; estimated: {', '.join(_estimates(line))}"
     starved_ns = line.get("starved_ns_estimated", 0)
     if starved_ns > STARVED * line["ns"]:
-        yield f"of that {starved_ns / 1e6:.3f} ms without a core: {NO_CORE} (estimated)"
+        yield f"of this {starved_ns / 1e6:.3f} ms without a core: {NO_CORE} (estimated)"
 
 
 def _estimates(line: Json) -> Iterator[str]:
-    """Of the kernels' time; the rest of the line is the host's."""
-    names = {"own": "own work", "others": "theirs", "others_decode": "their decodes", "others_prefill": "their prompts"}
+    """Shares of the kernels' time; the rest of the line is host time."""
+    names = {"own": "own", "others": "others'", "others_decode": "others' decodes", "others_prefill": "others' prompts"}
     for name, words in names.items():
         if ns := line.get(f"{name}_ns_estimated"):
             yield f"{words} {ns / 1e6:.3f}"
@@ -106,3 +169,8 @@ def _sum(parts: dict[str, int]) -> str:
 
 def _ms(ns: int) -> str:
     return f"{ns / 1e6:12.3f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 step", "2 steps"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

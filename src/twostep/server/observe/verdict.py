@@ -1,4 +1,4 @@
-"""Which limit held a request most, in one line, from the lines of its bill."""
+"""The verdict: which limit took most of a request's time, from the lines of its latency breakdown."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class _Line(Protocol):
-    """See `bill.Line`."""
+    """See `latency_breakdown.Line`."""
 
     @property
     def parts(self) -> dict[str, int]: ...
@@ -15,38 +15,38 @@ class _Line(Protocol):
 
 
 NO_CORE = "other programs of this machine, or a limit of CPU time"
-"""Why the kernels had none."""
+"""Why the kernels had no core."""
 
-WORDS = {
+LIMITS = {
     "queue": "the queue",
     "blocks": "KV blocks: it waited until enough were free",
     "arithmetic": "arithmetic: computing its prompt",
-    "bandwidth": "memory bandwidth: decoding, each step of which reads all weights",
-    "company": "company: prompts of others, or tokens of others in its prefill steps (estimated)",
-    "cores": f"cores that the kernels waited for: {NO_CORE} (estimated)",
-    "preemption": "preemption: it gave up its KV blocks, waited and computed again",
+    "bandwidth": "memory bandwidth: decoding, which reads all weights in each step",
+    "company": "other requests in the batch: their prompts, or their tokens in its prefill steps (estimated)",
+    "cores": f"cores: the kernels waited for them because of {NO_CORE} (estimated)",
+    "preemption": "preemption: it lost its KV blocks, waited and was recomputed",
     "host": "the engine's work between and around the kernels",
-    "front": "the front end: tokenising",
-    "form": "the check of the answer's form, a schema or grammar: one that is new is compiled on trial, one at a time",
-    "answers": "the reply's other answers, with the last of which it ends",
-    "send": "sending: text, transport, and a client that reads slowly",
+    "front": "the front end: tokenizing",
+    "form": "the check of its structured output: a new schema or grammar is compiled first, one at a time",
+    "answers": "the reply's other choices (it ends with the last of them)",
+    "send": "sending: detokenizing, transport, and a client that reads slowly",
 }
 
 
 def verdict(lines: Iterable[_Line]) -> dict[str, Any]:
-    """`limit`: the key of `WORDS` that took the most of the request's time, with its share of the whole."""
+    """`limit`: the key of `LIMITS` that took most of the request's time, with its share of the whole."""
     lines = tuple(lines)
     took = _by_limit(lines)
     whole_ns = sum(took.values())
     limit = max(took, key=lambda limit: took[limit])
-    words = f"{WORDS[limit]}{_because(limit, lines)}"
+    words = f"{LIMITS[limit]}{_because(limit, lines)}"
     share = took[limit] / whole_ns if whole_ns else 0.0
-    line = f"held by {words}; {took[limit] / 1e6:.1f} of {whole_ns / 1e6:.1f} ms ({share:.0%})"
+    line = f"limited by {words}; {took[limit] / 1e6:.1f} of {whole_ns / 1e6:.1f} ms ({share:.0%})"
     return {"limit": limit, "ns": took[limit], "share": round(share, 4), "words": line, "limits_ns": took}
 
 
 def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
-    took = dict.fromkeys(WORDS, 0)
+    took = dict.fromkeys(LIMITS, 0)
     for line in lines:
         parts, details = line.parts, line.details
         for part, limit in (("queue", "queue"), ("blocks", "blocks"), ("preempted", "preemption"), ("host", "host"),
@@ -61,7 +61,7 @@ def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
 
 
 def _share(took: dict[str, int], own: str, kernel_ns: int, company_ns: int, details: dict[str, Any]) -> None:
-    """Kernels' time: what it was without a core is taken out of own work and company in proportion."""
+    """Splits the kernels' time: time without a core is subtracted from own work and company in proportion."""
     starved_ns = details["starved_ns_estimated"]
     company_ns -= company_ns * starved_ns // max(1, kernel_ns)
     took["cores"] += starved_ns
@@ -70,7 +70,7 @@ def _share(took: dict[str, int], own: str, kernel_ns: int, company_ns: int, deta
 
 
 def _because(limit: str, lines: Iterable[_Line]) -> str:
-    """What is known beyond the limit's name."""
+    """Details of the limit."""
     if limit == "answers":
         [last] = [line.details for line in lines if "answers" in line.parts]
         return f": prompt {last['last_prompt']}, choice {last['last_index']}"
@@ -80,16 +80,16 @@ def _because(limit: str, lines: Iterable[_Line]) -> str:
 
 
 def _cut(lines: Iterable[_Line]) -> str:
-    """Into how many chunks the prompt was cut, and what most often cut it: each costs something of its own."""
+    """Into how many chunks the prompt was cut and the most frequent reason; each chunk has its own overhead."""
     reasons = [line.details["reason"] for line in lines if "prefill" in line.parts]
     if len(reasons) < 2:
         return ""
     [(why, count)] = Counter(reason.partition(",")[0].partition(":")[0] for reason in reasons[:-1]).most_common(1)
-    return f", cut into {len(reasons)} chunks (in {count} of them by: {why})"
+    return f", in {len(reasons)} chunks ({count} of them limited by: {why})"
 
 
 def _longest(lines: Iterable[_Line]) -> str:
-    """Of all reasons for waiting the one that lasted longest."""
-    held = [one for line in lines if "queue" in line.parts for one in line.details.get("held", ())]
-    reasons = [one for one in held if one["why"] != "no_blocks"]
+    """The reason for waiting that lasted longest."""
+    reasons = [one for line in lines if "queue" in line.parts for one in line.details.get("held", ())]
+    reasons = [one for one in reasons if one["why"] != "no_blocks"]
     return f": {max(reasons, key=lambda one: int(one['ns']))['words']}" if reasons else ""
