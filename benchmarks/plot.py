@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from twostep.bench.report.svg import circle, line, text
-from twostep.bench.report.svg_axis import Axis, axis
+from twostep.bench.report.plot import Axis, axis, circle, line, text
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 20, 50

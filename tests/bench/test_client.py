@@ -11,13 +11,11 @@ from support.hostile import DONE, Answer, Peer, asked, delta, event, listing, se
 
 from twostep.bench.client.address import base_url
 from twostep.bench.client.client import Ask, connect
-from twostep.bench.client.counting import Arrival, spread, token_times
-from twostep.bench.client.failed import MAX_DETAIL, FailureError
-from twostep.bench.client.outcome import Counting, FailureKind, Outcome
-from twostep.bench.client.reply import StreamReply
-from twostep.bench.client.sse import ERROR, Event, SseParser
+from twostep.bench.client.event_stream import ERROR, Event, SseParser
+from twostep.bench.client.outcome import MAX_DETAIL, Counting, FailureError, FailureKind, Outcome
+from twostep.bench.client.reply import ChunkArrival, StreamReply, spread, token_times
 from twostep.bench.client.target import Target
-from twostep.bench.load.record import Server
+from twostep.bench.load.run_record import Server
 from twostep.errors import InvalidParameterError, TargetError
 
 THREE = [text(" a"), text(" b"), text(" c", "length")]
@@ -73,10 +71,10 @@ def test_events_have_a_kind_of_their_own() -> None:
 # --- counting -----------------------------------------------------------------------------------------------------
 
 
-def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | None = None) -> list[Arrival]:
+def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | None = None) -> list[ChunkArrival]:
     """At 0, 10, 20 ... ns."""
     said: list[int | None] = [*stated] if stated else [None] * len(characters)
-    return [Arrival(10 * i, n, i in mute, said[i]) for i, n in enumerate(characters)]
+    return [ChunkArrival(10 * i, n, i in mute, said[i]) for i, n in enumerate(characters)]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | N
         (arrivals(4), 0, (0,), Counting.ASSUMED),
     ],
 )
-def test_times_of_tokens(chunks: list[Arrival], total: int | None, times: tuple[int, ...], counted: Counting) -> None:
+def test_times_of_tokens(chunks: list[ChunkArrival], total: int | None, times: tuple[int, ...], counted: Counting) -> None:
     assert token_times(chunks, total) == (times, counted)
 
 

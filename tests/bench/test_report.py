@@ -15,17 +15,25 @@ from support.bench_runs import MS, S, outcome, queue, result, run
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind, Outcome
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.record import Closed, End
+from twostep.bench.load.run_record import Closed, End
 from twostep.bench.load.sweep import Ending, Search, Verdict
 from twostep.bench.report import run_figures as report_run
-from twostep.bench.report.cdf import POINTS
-from twostep.bench.report.figure import evenly
-from twostep.bench.report.loads import latency_figure, rates_figure, tokens_figure
-from twostep.bench.report.page import report, write_report
+from twostep.bench.report.comparison_figures import POINTS, latency_figure, rates_figure, tokens_figure
+from twostep.bench.report.html_page import report, write_report
+from twostep.bench.report.plot import (
+    Axis,
+    LogAxis,
+    Plane,
+    Series,
+    axis,
+    evenly,
+    fitting_axis,
+    labelled_lines,
+    spread,
+    staircase,
+)
 from twostep.bench.report.result import Result, Run, Step
-from twostep.bench.report.svg_axis import Axis, LogAxis, axis, fitting_axis
-from twostep.bench.report.svg_plane import Plane, Series, labelled_lines, spread, staircase
-from twostep.bench.report.table import aligned, ms, number, percent, result_lines, run_lines
+from twostep.bench.report.text_report import aligned, ms, number, percent, result_lines, run_lines
 from twostep.errors import ResultError
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from twostep.bench.load.goodput_limits import parse_limits
 from twostep.bench.load.lasting import lasting
-from twostep.bench.load.pace import kept_up, offered_rate
 from twostep.bench.load.sweep import (
     Ending,
     Judgement,
@@ -27,6 +26,7 @@ from twostep.bench.load.sweep import (
     sweep,
     verdict_words,
 )
+from twostep.bench.report.result import kept_up, offered_rate
 from twostep.errors import InvalidParameterError, WorkloadError
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
 from twostep.workload.rates import mean_rate

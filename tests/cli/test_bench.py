@@ -19,7 +19,7 @@ from support.http_server import Served
 from twostep.bench.client.outcome import Counting, Failure, FailureKind
 from twostep.bench.client.target import Target
 from twostep.bench.load.interrupts import Stop
-from twostep.bench.load.record import Closed, End, Mode, Open, RunRecord
+from twostep.bench.load.run_record import Closed, End, Mode, Open, RunRecord
 from twostep.bench.load.sweep import Ending
 from twostep.bench.report.result import Result, read_result
 from twostep.cli import bench as bench_command

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.bench.client.counting import Arrival, token_times
 from twostep.bench.client.outcome import Counting, Failure, FailureKind, Outcome
+from twostep.bench.client.reply import Arrival, token_times
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
 from twostep.metrics.summary import percentile, summarise
 

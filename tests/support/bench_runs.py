@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from random import Random
 
 from twostep.bench.client.outcome import Failure, FailureKind, Outcome
-from twostep.bench.load.record import Closed, End, Mode, Open, RunRecord, Server
+from twostep.bench.load.run_record import Closed, End, Mode, Open, RunRecord, Server
 from twostep.bench.load.sweep import Verdict
 from twostep.bench.report.result import ClientMachine, Result, Run, Step, WorkloadFacts
 from twostep.metrics.load import Limits

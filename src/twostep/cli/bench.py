@@ -131,7 +131,7 @@ def _add_output(group: "argparse._ArgumentGroup") -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from twostep.bench.report.output import check_outputs
+    from twostep.bench.report.output_files import check_outputs
     from twostep.cli.bench_checks import check_options
 
     check_options(options, parser)
@@ -177,9 +177,9 @@ def _measure(options: argparse.Namespace) -> None:
 
 def _show(result: "Result", options: argparse.Namespace) -> None:
     """Files first: whoever reads the lines may be gone. Lines also where a file cannot be written."""
-    from twostep.bench.report.page import write_report
+    from twostep.bench.report.html_page import write_report
     from twostep.bench.report.result import write_result
-    from twostep.bench.report.table import result_lines
+    from twostep.bench.report.text_report import result_lines
 
     try:
         if options.out:

@@ -8,9 +8,9 @@ from math import ceil
 
 from twostep.bench.load.goodput_limits import parse_limits
 from twostep.bench.load.lasting import lasting
-from twostep.bench.load.record import Closed, Mode, Open
+from twostep.bench.load.run_record import Closed, Mode, Open
 from twostep.bench.load.sweep import Search, check_limits, least_s
-from twostep.bench.report.table import plural
+from twostep.bench.report.text_report import plural
 from twostep.cli.bench import DEFAULT_CLIENTS, DEFAULT_REQUESTS, MADE_UP
 from twostep.errors import InvalidParameterError
 from twostep.terminal import StatusLine

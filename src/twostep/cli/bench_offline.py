@@ -11,11 +11,10 @@ from itertools import islice
 from time import monotonic_ns
 
 from twostep.bench.client.outcome import Failure, FailureKind, Outcome
-from twostep.bench.load.live import LiveLine, Progress
 from twostep.bench.load.prompts import IdSource
-from twostep.bench.load.record import Closed, End, Mode, RunRecord, Server
-from twostep.bench.load.run import sent
+from twostep.bench.load.run_record import Closed, End, Mode, RunRecord, Server
 from twostep.bench.load.schedule import schedule
+from twostep.bench.load.workload_run import LiveLine, RunProgress, sent
 from twostep.bench.report.result import Step
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
@@ -167,7 +166,7 @@ class _Run:
         if self._line and now - self._shown_ns > SHOW_NS:
             self._shown_ns = now
             count, done = len(self._requests), len(self._outcomes)
-            self._line(Progress(count, len(self._sent), done, 0, self._tokens, now / 1e9))
+            self._line(RunProgress(count, len(self._sent), done, 0, self._tokens, now / 1e9))
 
     def _now(self) -> int:
         return monotonic_ns() - self.origin_ns

@@ -14,12 +14,11 @@ from twostep.bench.client.http import Patience
 from twostep.bench.client.target import Target
 from twostep.bench.load.goodput_limits import parse_limits
 from twostep.bench.load.interrupts import Stop, interrupts
-from twostep.bench.load.live import LiveLine
-from twostep.bench.load.record import End, Fit, Mode, RunRecord
-from twostep.bench.load.run import Options
-from twostep.bench.load.run import run as run_load
+from twostep.bench.load.run_record import End, Fit, Mode, RunRecord
 from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
-from twostep.bench.report.output import is_replaced
+from twostep.bench.load.workload_run import LiveLine, Options
+from twostep.bench.load.workload_run import run as run_load
+from twostep.bench.report.output_files import is_replaced
 from twostep.bench.report.result import Result, Run, Step, client_machine, workload_facts, write_result
 from twostep.cli import connection, engine_options
 from twostep.cli.bench import DEFAULT_URL

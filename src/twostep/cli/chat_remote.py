@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from twostep.bench.client.chunks import error_in
-from twostep.bench.client.failed import FailureError, one_line, told
-from twostep.bench.client.sse import ERROR, SseParser
+from twostep.bench.client.event_stream import ERROR, SseParser, error_in
+from twostep.bench.client.outcome import FailureError, one_line, told
 from twostep.cli import connection
 from twostep.cli.chat import Message, Said
 from twostep.cli.remote import Remote, ServerError, json_object

@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from twostep.bench.client.address import Trust, base_url, find_address
-from twostep.bench.client.failed import FailureError, told
 from twostep.bench.client.http import Patience, Request, exchange
+from twostep.bench.client.outcome import FailureError, told
 from twostep.bench.client.reply import Refusal, check_plain
 from twostep.bench.client.target import Target
 from twostep.errors import TwostepError

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from twostep.bench.client.address import Address, base_url, find_address
-from twostep.bench.client.failed import FailureError, garbage, one_line, told
 from twostep.bench.client.http import Request, exchange
-from twostep.bench.client.outcome import Failure, FailureKind, Outcome
+from twostep.bench.client.outcome import Failure, FailureError, FailureKind, Outcome, garbage, one_line, told
 from twostep.bench.client.reply import Refusal, StreamReply, check_plain
 from twostep.bench.client.target import Prompt, Target
-from twostep.bench.load.record import Server
+from twostep.bench.load.run_record import Server
 from twostep.errors import TargetError
 
 MAX_WHOLE_BYTES = 4 << 20

@@ -11,8 +11,7 @@ from typing import Protocol
 import h11
 
 from twostep.bench.client.address import Address, connection_words
-from twostep.bench.client.failed import FailureError, garbage
-from twostep.bench.client.outcome import FailureKind
+from twostep.bench.client.outcome import FailureError, FailureKind, garbage
 
 CLOSING_S = 1.0
 """A reply that is whole may take so long to end as HTTP wants it."""

@@ -1,14 +1,11 @@
-"""A streamed answer as it comes: when which of its tokens came, what the server counted, why it was not whole."""
+"""A streamed answer: the time of each token, the server's token counts, and why the answer is not complete."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic_ns
 
-from twostep.bench.client.chunks import Chunk, Usage, error_in, read_chunk
-from twostep.bench.client.counting import Arrival, token_times
-from twostep.bench.client.failed import FailureError, garbage, one_line
-from twostep.bench.client.outcome import Counting, Failure, FailureKind
-from twostep.bench.client.sse import ERROR, SseParser
+from twostep.bench.client.event_stream import ERROR, SseParser, StreamChunk, Usage, error_in, read_chunk
+from twostep.bench.client.outcome import Counting, Failure, FailureError, FailureKind, garbage, one_line
 
 MAX_REFUSAL_BYTES = 4096
 _OVERLOADED = (429, 503)
@@ -52,7 +49,7 @@ class StreamReply:
         self._most = 4 * asked_tokens + 1024
         self._sse = SseParser()
         self._refusal: Refusal | None = None
-        self._arrivals: list[Arrival] = []
+        self._arrivals: list[ChunkArrival] = []
         self._so_far = 0
         self._is_consistent = True
         """No chunk has stated fewer tokens in all than one before."""
@@ -123,19 +120,19 @@ class StreamReply:
         """Whether the server has said how many tokens there are."""
         return bool(self.usage and self.usage.output_tokens) or any(arrival.stated for arrival in self._arrivals)
 
-    def _take(self, chunk: Chunk, at_ns: int) -> None:
+    def _take(self, chunk: StreamChunk, at_ns: int) -> None:
         stated = self._stated(chunk)
         if max(len(self._arrivals) + 1, self._so_far) > self._most:
             raise FailureError(
                 FailureKind.TOO_LONG, f"more than {self._most} tokens where {self._asked} were asked for"
             )
         if chunk.characters or chunk.is_mute or (stated and chunk.has_choice):
-            self._arrivals.append(Arrival(at_ns, chunk.characters, chunk.is_mute, stated))
+            self._arrivals.append(ChunkArrival(at_ns, chunk.characters, chunk.is_mute, stated))
         self.request_id = self.request_id or chunk.id
         self.usage = chunk.usage or self.usage
         self._finish_reason = self._finish_reason or chunk.finish_reason
 
-    def _stated(self, chunk: Chunk) -> int | None:
+    def _stated(self, chunk: StreamChunk) -> int | None:
         """How many tokens the chunk says it has, itself or by what it adds to those before."""
         if chunk.tokens is not None:
             self._so_far += chunk.tokens
@@ -162,3 +159,52 @@ class Refusal:
     def failure(self) -> Failure:
         said = f"(encoded as {self._encoding})" if self._encoding else error_in(self._body)
         return Failure(status_kind(self._status), one_line(f"{self._words}: {said}" if said else self._words))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkArrival:
+    """A chunk that brought text, or may have brought a token."""
+
+    at_ns: int
+    characters: int
+    is_mute: bool = False
+    """As `StreamChunk.is_mute`."""
+    stated: int | None = None
+    """Its tokens, if the server said so."""
+
+
+def token_times(arrivals: Sequence[ChunkArrival], total: int | None) -> tuple[tuple[int, ...], Counting]:
+    """When each token came, and how the number of each chunk is known. `total` as the server counts, if it does.
+
+    Stated: where all chunks with text say it and it adds up to the total, or where there is one chunk for each token.
+    Else the total is spread over the chunks with text, or, if there is none, each of these counts as one token.
+    """
+    spoken = [arrival for arrival in arrivals if arrival.characters]
+    stated = [arrival.stated or 0 for arrival in arrivals]
+    if sum(stated) and total in (None, sum(stated)) and all(arrival.stated is not None for arrival in spoken):
+        return _times(arrivals, stated), Counting.STATED
+    if not total:
+        return _times(spoken, [1] * len(spoken)), Counting.ASSUMED
+    for single in (spoken, [arrival for arrival in arrivals if arrival.characters or arrival.is_mute]):
+        if len(single) == total:
+            return _times(single, [1] * total), Counting.STATED
+    return _times(spoken, spread(total, [arrival.characters for arrival in spoken])), Counting.SPREAD
+
+
+def spread(total: int, weights: Sequence[int]) -> list[int]:
+    """`total` in whole parts: first one each, from the first on, as far as it reaches, the rest in proportion to the
+    weights, by the method of the largest remainder. Nothing for no weights."""
+    ones = [int(i < total) for i in range(len(weights))]
+    left, whole = total - sum(ones), sum(weights)
+    if not left or not weights:
+        return ones
+    shares = [divmod(left * weight, whole) for weight in weights]
+    parts = [one + part for one, (part, _) in zip(ones, shares, strict=True)]
+    by_remainder = sorted(range(len(weights)), key=lambda i: -shares[i][1])
+    for i in by_remainder[: total - sum(parts)]:
+        parts[i] += 1
+    return parts
+
+
+def _times(arrivals: Sequence[ChunkArrival], counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(arrival.at_ns for arrival, count in zip(arrivals, counts, strict=True) for _ in range(count))

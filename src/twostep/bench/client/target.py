@@ -9,7 +9,7 @@ import h11
 
 from twostep.bench.client.address import Trust
 from twostep.bench.client.http import Patience, Request
-from twostep.bench.load.record import Server
+from twostep.bench.load.run_record import Server
 from twostep.errors import InvalidParameterError
 
 Prompt = str | Sequence[int]

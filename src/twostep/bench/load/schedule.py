@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from twostep.bench.load.record import Mode, Open
+from twostep.bench.load.run_record import Mode, Open
 from twostep.workload.workload import WorkloadRequest
 
 

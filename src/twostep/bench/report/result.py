@@ -1,24 +1,23 @@
-"""What one command of a benchmark found: its runs with every request's times, and what has to be known to repeat it.
+"""The result of one benchmark command: its runs with the times of every request, and what is needed to repeat it.
 
-As a file it is JSON; `result_json` has the format. Figures are always computed from the requests, also after reading.
-"""
+The file format is JSON; see `result_json`. Figures are always recomputed from the requests."""
 
 import json
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twostep.bench.load.pace import kept_up, offered_rate
-from twostep.bench.load.record import Closed, Open, RunRecord
+from twostep.bench.load.run_record import Closed, Open, RunRecord
 from twostep.bench.load.sweep import Verdict
-from twostep.bench.report.output import write_file
+from twostep.bench.report.output_files import write_file
 from twostep.bench.report.result_json import decode, encode, lines
 from twostep.errors import ResultError
-from twostep.metrics.load import Limits, LoadSummary, summarise_load
+from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
 from twostep.workload.workload import Workload
 
 MARK = "twostep bench result"
@@ -199,3 +198,33 @@ def _cpu_name() -> str:
     except OSError:
         found = None
     return found[1] if found else platform.processor() or platform.machine()
+
+
+GROWTH = 0.1
+"""The queue of a server that keeps up grows by no more than this share of the requests that come meanwhile."""
+CHANCE = 3
+"""A queue grows by so many requests by chance alone."""
+
+
+def kept_up(requests: Sequence[RequestTimes], limits: Limits) -> bool:
+    """From the first third of the arrivals to the last one. Waiting is a request that is due and has no first token
+    yet, or with a limit on `e2e` its answer not whole."""
+    due = sorted(one.asked_ns for one in requests)
+    begin = due[0] + (due[-1] - due[0]) // 3
+    came = sum(at_ns > begin for at_ns in due)
+    growth = _waiting(requests, limits, due[-1]) - _waiting(requests, limits, begin)
+    return growth <= max(GROWTH * came, CHANCE)
+
+
+def offered_rate(requests: Sequence[RequestTimes]) -> float | None:
+    """Requests per second that were really due: (requests - 1) / (last due - first due). None if all at once."""
+    due = sorted(one.asked_ns for one in requests)
+    return (len(due) - 1) / ((due[-1] - due[0]) / 1e9) if due[-1] > due[0] else None
+
+
+def _waiting(requests: Sequence[RequestTimes], limits: Limits, at_ns: int) -> int:
+    return sum(one.asked_ns < at_ns < _done_ns(one, limits) for one in requests)
+
+
+def _done_ns(one: RequestTimes, limits: Limits) -> int:
+    return one.token_ns[0] if one.token_ns and limits.e2e_s is None else one.ended_ns

@@ -5,13 +5,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from twostep.bench.client.outcome import Outcome
-from twostep.bench.load.record import LATE_S
-from twostep.bench.report.figure import Figure, evenly
+from twostep.bench.load.run_record import LATE_S
+from twostep.bench.report.plot import (
+    Axis,
+    Figure,
+    Plane,
+    Point,
+    axis,
+    evenly,
+    fitting_axis,
+    line,
+    polyline,
+    rect,
+    staircase,
+)
 from twostep.bench.report.result import Run, Step
-from twostep.bench.report.svg import Point, line, polyline, rect
-from twostep.bench.report.svg_axis import Axis, axis, fitting_axis
-from twostep.bench.report.svg_plane import Plane, staircase
-from twostep.bench.report.table import ms, plural
+from twostep.bench.report.text_report import ms, plural
 
 S = 1e9
 """Nanoseconds."""

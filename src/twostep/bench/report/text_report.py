@@ -1,12 +1,11 @@
-"""A result as lines for a terminal: each run in full, then all runs side by side."""
+"""A benchmark result as text for a terminal: each run in full, then all runs side by side."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from twostep.bench.client.doubts import count_warnings
 from twostep.bench.client.outcome import Counting, Outcome
 from twostep.bench.load.goodput_limits import asked, limit_words
-from twostep.bench.load.record import LATE_S, Closed, End
+from twostep.bench.load.run_record import LATE_S, Closed, End
 from twostep.bench.load.sweep import verdict_words
 from twostep.bench.report.result import Result, Run
 from twostep.metrics.load import LoadSummary
@@ -246,3 +245,18 @@ def aligned(rows: Sequence[Sequence[str]], words: Set[int] = frozenset({0})) -> 
     for row in shown:
         cells = (row[i].ljust(width) if i in words else row[i].rjust(width) for i, width in enumerate(widths))
         yield "  ".join(cells).rstrip()
+
+
+LENGTH_TOLERANCE = 0.05
+"""Of the tokens of all prompts. Words are as long in the mean as those that the server was asked about before."""
+
+
+def count_warnings(outcomes: Iterable[Outcome], has_texts: bool) -> Iterator[str]:
+    """`has_texts`: some prompts were given as text, whose lengths are not the client's to make."""
+    served = [outcome for outcome in outcomes if outcome.failure is None]
+    counts = [(one.asked_input_tokens, one.input_tokens) for one in served if one.input_tokens is not None]
+    asked, found = sum(pair[0] for pair in counts), sum(pair[1] for pair in counts)
+    if not has_texts and abs(found - asked) > LENGTH_TOLERANCE * asked:
+        yield f"prompts have another length than asked: the server counts {found:,} tokens, not {asked:,}"
+    if odd := sum(one.input_tokens is not None and (one.cached_tokens or 0) > one.input_tokens for one in served):
+        yield f"the server contradicts itself: more cached than prompt tokens in {odd} of {len(served)} replies"

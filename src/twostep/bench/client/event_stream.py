@@ -1,13 +1,12 @@
-"""What one event of a streamed answer says, in OpenAI's form with what vLLM and llama.cpp add to it."""
+"""The events of a streamed answer: server-sent events, and what OpenAI-style chunks in them say."""
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from reprlib import repr as short
-from typing import Any
+from typing import Any, NamedTuple
 
-from twostep.bench.client.failed import FailureError, garbage
-from twostep.bench.client.outcome import FailureKind
+from twostep.bench.client.outcome import FailureError, FailureKind, garbage
 
 MAX_ID = 200
 MOST_TOKENS = 1 << 31
@@ -26,7 +25,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class StreamChunk:
     """`choices` may be none, as in the chunk that brings only the usage."""
 
     characters: int
@@ -44,7 +43,7 @@ class Chunk:
     id: str
 
 
-def read_chunk(event: bytes) -> Chunk:
+def read_chunk(event: bytes) -> StreamChunk:
     """Raises `FailureError` for an error that the server reports, and for what is not a chunk."""
     body = _object(event)
     if body.get("error") is not None:
@@ -81,7 +80,7 @@ def _object(event: bytes) -> dict[str, Any]:
     return body
 
 
-def _chunk(body: Mapping[str, Any]) -> Chunk:
+def _chunk(body: Mapping[str, Any]) -> StreamChunk:
     """Raises `TypeError`, `AttributeError` or `KeyError` for another form."""
     choices = body["choices"]
     _check_single(choices)
@@ -90,7 +89,7 @@ def _chunk(body: Mapping[str, Any]) -> Chunk:
     reasons = [reason for choice in choices if (reason := choice.get("finish_reason"))]
     begins = any("role" in delta for delta in deltas)
     usage = _usage(body.get("usage"))
-    return Chunk(
+    return StreamChunk(
         characters=characters,
         has_choice=bool(choices),
         is_mute=bool(choices) and not (characters or reasons or begins),
@@ -156,3 +155,68 @@ def _count(value: object) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_TOKENS:
         raise TypeError(f"{short(value)} is no number of tokens")
     return value
+
+
+MAX_EVENT_BYTES = 1 << 20
+ERROR = b"error"
+"""Kind of events that bring one."""
+
+
+class Event(NamedTuple):
+    data: bytes
+    kind: bytes = b""
+    """Its `event` field."""
+
+
+class SseParser:
+    """Gives each event when its last byte is there. Keeps at most `max_event_bytes` and one read."""
+
+    def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._max = max_event_bytes
+        self._rest = bytearray()
+        """Of a line whose end has not come."""
+        self._data: list[bytes] = []
+        """Of the event whose end has not come, by lines."""
+        self._size = 0
+        """Of `_data`, in bytes."""
+        self._kind = b""
+        self._after_cr = False
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that end in these bytes. Raises `FailureError` for an event that is too long."""
+        if self._after_cr and data:  # a CR has ended the line already; an LF after it ends no other
+            data, self._after_cr = data.removeprefix(b"\n"), False
+        events = [event for line in self._lines(data) if (event := self._line(line)) is not None]
+        if len(self._rest) + self._size > self._max:
+            raise garbage(f"an event of more than {self._max} bytes")
+        return events
+
+    def _lines(self, data: bytes) -> list[bytes]:
+        """Whole lines, without their ends."""
+        if b"\n" not in data and b"\r" not in data:
+            self._rest += data
+            return []
+        self._after_cr = data.endswith(b"\r")
+        lines = (bytes(self._rest) + data).splitlines(keepends=True)
+        self._rest = bytearray() if lines[-1].endswith((b"\n", b"\r")) else bytearray(lines.pop())
+        return [line.rstrip(b"\r\n") for line in lines]
+
+    def _line(self, line: bytes) -> Event | None:
+        """The event if this line, an empty one, ends one that has data."""
+        if not line:
+            return self._ended()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name in (b"data", ERROR):  # older servers of llama.cpp put the data of an error into a field of that name
+            self._data.append(value)
+            self._size += len(value) + 1
+        if name == ERROR:
+            self._kind = ERROR
+        elif name == b"event":
+            self._kind = value
+        return None
+
+    def _ended(self) -> Event | None:
+        event = Event(b"\n".join(self._data), self._kind) if self._data else None
+        self._data, self._size, self._kind = [], 0, b""
+        return event
