@@ -28,8 +28,8 @@ from benchmarks.serving_engines import Twostep
 from benchmarks.throughput import Throughput
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 CHUNKED = ("-b", "256", "-ub", "256")
 """Makes llama-server cut prompts as OpenVINO is told to; its throughput is best so, too."""
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Result:
     surroundings = machine.watched()
     effort = QUICK if options.quick else FULL
-    model = open_model(resolve(DEFAULT_MODEL, Progress()))
+    model = open_model(resolve(DEFAULT_MODEL, FetchProgress()))
     return Result(
         command=command.told_with_peers("batching", options),
         machine=surroundings,

@@ -26,8 +26,8 @@ from benchmarks.progress import say
 from benchmarks.server_process import Server
 from benchmarks.spread import Spread, spread
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 from twostep.workload.arrivals import AtOnce
 from twostep.workload.format import write_workload
 from twostep.workload.kinds import Fixed, make_workload
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
+    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, FetchProgress())
     effort, clients = (QUICK if options.quick else FULL), _clients(options)
     found: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in clients}
     with Server(path, FLAGS) as server, tempfile.TemporaryDirectory() as folder:

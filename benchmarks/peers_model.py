@@ -22,8 +22,8 @@ from benchmarks.progress import say
 from benchmarks.spread import Spread, spread
 from twostep.kernels.threads import default_threads
 from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 LARGER_MODEL = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M"
 LLAMA_BEST = "Q4_0"
@@ -89,7 +89,7 @@ def _compare(
 ) -> ModelResult:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        path = resolve(model, Progress())
+        path = resolve(model, FetchProgress())
         say(f"starting all engines with {path.name}")
         engines: list[Engine] = [Twostep(path, f"commit {surroundings.commit}", threads, measures)]
         for engine in _peers(options, path, folder, threads):

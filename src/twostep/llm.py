@@ -19,8 +19,8 @@ from twostep.engine.shared import Call, SharedEngine
 from twostep.engine.text.conversation import Message, read_messages
 from twostep.errors import InvalidParameterError, TwostepError
 from twostep.model.loaded import LoadedModel, open_model
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 SUBMITTED_AT_ONCE = 64
 """Prompts of one call that are taken on before other threads have their turn."""
@@ -53,7 +53,7 @@ class LLM:
 
     def __init__(self, model: str | Path = "smollm2-135m", **settings: Any) -> None:
         config = EngineConfig.of(settings)
-        self._engine = Engine(open_model(resolve(str(model), Progress())), config)
+        self._engine = Engine(open_model(resolve(str(model), FetchProgress())), config)
         self._shared = SharedEngine(self._engine)
         self._submitted = Call()
         self._running = Lock()

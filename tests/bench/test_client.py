@@ -97,7 +97,7 @@ def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | N
         (arrivals(4), 0, (0,), Counting.ASSUMED),
     ],
 )
-def test_times_of_tokens(chunks: list[ChunkArrival], total: int | None, times: tuple[int, ...], counted: Counting) -> None:
+def test_token_times(chunks: list[ChunkArrival], total: int | None, times: tuple[int, ...], counted: Counting) -> None:
     assert token_times(chunks, total) == (times, counted)
 
 

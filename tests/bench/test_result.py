@@ -32,7 +32,7 @@ from twostep.bench.report.result import (
 from twostep.errors import InvalidParameterError, ResultError
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.definition import Workload, WorkloadRequest
 
 # --- any result ---------------------------------------------------------------------------------------------------
 

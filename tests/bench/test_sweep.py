@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.lasting import lasting
 from twostep.bench.load.sweep import (
     Ending,
     Judgement,
@@ -29,8 +28,8 @@ from twostep.bench.load.sweep import (
 from twostep.bench.report.result import kept_up, offered_rate
 from twostep.errors import InvalidParameterError, WorkloadError
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
-from twostep.workload.rates import mean_rate
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.definition import Workload, WorkloadRequest, mean_rate
+from twostep.workload.reshape import lasting
 
 RATES = Search(0.5, 1, 64)
 

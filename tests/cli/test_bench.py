@@ -18,20 +18,20 @@ from support.http_server import Served
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind
 from twostep.bench.client.target import Target
-from twostep.bench.load.interrupts import Stop
 from twostep.bench.load.run_record import Closed, End, Mode, Open, RunRecord
 from twostep.bench.load.sweep import Ending
 from twostep.bench.report.result import Result, read_result
 from twostep.cli import bench as bench_command
-from twostep.cli.bench_checks import check_options
+from twostep.cli.bench import check_options
 from twostep.cli.bench_loads import Loads
 from twostep.cli.bench_offline import steps_of
+from twostep.cli.bench_runs import Stop
 from twostep.cli.main import main
 from twostep.engine.outputs import ChunkTime, Timeline
 from twostep.errors import TargetError
 from twostep.terminal import StatusLine
+from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.format import write_workload
-from twostep.workload.workload import Workload, WorkloadRequest
 
 SWEEP = ["--workload", "batch", "--sweep"]
 SHORT = ["--workload", "batch", "--requests", "4", "--max-input", "40", "--max-output", "6", "--warmup", "1"]

@@ -16,7 +16,7 @@ from twostep.cli.main import main
 from twostep.core.request import FinishReason
 from twostep.errors import RecordingError
 from twostep.recording.reader import Recording, Turn
-from twostep.sim.replay import Replay, replay
+from twostep.sim.recorded import Replay, replay
 
 SEEDS = range(40)
 

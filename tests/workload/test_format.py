@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
-from twostep.workload.foreign import open_workload
+from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.format import BY_END, header_line, read_workload, request_line, write_workload
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.trace_formats import open_workload
 
 HEADER = {"twostep_workload": 1, "block_tokens": 16}
 ROW = {"arrival_s": 1.5, "input_tokens": 40, "output_tokens": 5}
@@ -174,7 +174,7 @@ def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostep.workload.lines.MOST_LINES", 3)
+    monkeypatch.setattr("twostep.workload.checked_fields.MOST_LINES", 3)
     assert "has more than 3 lines" in complaint(write(tmp_path, HEADER, ROW, ROW, ROW))
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from twostep.errors import InvalidParameterError
 from twostep.workload.arrivals import Arrivals, AtOnce, Ramp, Renewal
+from twostep.workload.definition import Workload, WorkloadRequest, arrival_cv, mean_rate, starts_s
 from twostep.workload.kinds import KINDS, Batch, Chat, Fixed, Rag, make_workload
-from twostep.workload.rates import arrival_cv, mean_rate, starts_s
-from twostep.workload.workload import Workload, WorkloadRequest
 
 MANY = 20_000
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from twostep.errors import InvalidParameterError, WorkloadError
 from twostep.workload.arrivals import AtOnce, Renewal
+from twostep.workload.definition import Workload, WorkloadRequest, arrival_cv, mean_rate
 from twostep.workload.kinds import Batch, Chat, Rag, make_workload
-from twostep.workload.rates import arrival_cv, mean_rate
 from twostep.workload.reshape import Changes, reshaped
-from twostep.workload.workload import Workload, WorkloadRequest
 
 FOUR = Workload(
     [

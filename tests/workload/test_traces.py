@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
-from twostep.workload.find import EXCERPTS, excerpt_names, find_workload
-from twostep.workload.foreign import open_workload
+from twostep.workload.definition import Workload, WorkloadRequest, mean_rate
 from twostep.workload.format import write_workload
-from twostep.workload.rates import mean_rate
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.trace_formats import EXCERPTS, excerpt_names, find_workload, open_workload
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twostep.cli import engine_options
-from twostep.cli.request import check_threads
+from twostep.cli.prompt_input import check_threads
 from twostep.errors import InvalidParameterError, TwostepError
 
 if TYPE_CHECKING:

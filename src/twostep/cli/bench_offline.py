@@ -21,7 +21,7 @@ from twostep.engine.params import SamplingParams
 from twostep.errors import InvalidParameterError
 from twostep.llm import LLM
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.definition import Workload, WorkloadRequest
 
 SHOW_NS = 250_000_000
 IDLE_S = 0.05

@@ -1,4 +1,4 @@
-"""The runs of `twostep bench`: each load in turn, or those that a sweep asks for."""
+"""The runs of `twostep bench`: each load in turn, or the loads that a sweep asks for."""
 
 import argparse
 import asyncio
@@ -13,7 +13,6 @@ from functools import partial
 from twostep.bench.client.http import Patience
 from twostep.bench.client.target import Target
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.interrupts import Stop, interrupts
 from twostep.bench.load.run_record import End, Fit, Mode, RunRecord
 from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
 from twostep.bench.load.workload_run import LiveLine, Options
@@ -26,12 +25,49 @@ from twostep.cli.bench_loads import Loads
 from twostep.errors import InvalidParameterError, TwostepError
 from twostep.terminal import StatusLine
 from twostep.turns import take_short_turns
-from twostep.workload.workload import Workload
+from twostep.workload.definition import Workload
 
 SECRET = ("--api-key", "--header")
 
 Runner = Callable[[Workload, Mode, asyncio.Event], Awaitable[tuple[RunRecord, tuple[Step, ...]]]]
 """A server does not tell its steps."""
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stop(asyncio.Event):
+    """Set by the first signal that came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by: signal.Signals | None = None
+
+    def ask(self, which: signal.Signals) -> None:
+        self.by = self.by or which
+        self.set()
+
+
+@contextmanager
+def interrupts() -> Iterator[Stop]:
+    """Set by SIGINT, SIGTERM and SIGHUP, but for those that are ignored, as SIGHUP is under nohup. Only in the main
+    thread's event loop; whoever handled them before does so again afterwards."""
+    loop, stop = asyncio.get_running_loop(), Stop()
+    before = {which: signal.getsignal(which) for which in ASKING}
+    heard = [which for which in ASKING if before[which] is not signal.SIG_IGN]
+    for which in heard:
+        loop.add_signal_handler(which, stop.ask, which)
+    try:
+        yield stop
+    finally:
+        for which in heard:
+            loop.remove_signal_handler(which)
+            signal.signal(which, before[which])
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 class Measuring:

@@ -69,10 +69,10 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 def _partner(options: argparse.Namespace) -> Partner:
     if options.url is not None:
-        from twostep.cli.chat_remote import RemotePartner
+        from twostep.cli.remote import RemotePartner
 
         return RemotePartner(options)
-    from twostep.cli.chat_local import LocalPartner
+    from twostep.cli.local_engine import LocalPartner
 
     return LocalPartner(options)
 

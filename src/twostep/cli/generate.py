@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostep.cli import batch, engine_options
-from twostep.cli.request import DEFAULT_MAX_TOKENS, check_options, read_prompt
+from twostep.cli.prompt_input import DEFAULT_MAX_TOKENS, check_options, read_prompt
 from twostep.cli.subcommands import Subcommands
 from twostep.store.catalogue import DEFAULT_MODEL
 
@@ -81,7 +81,7 @@ def _stream(options: argparse.Namespace) -> None:
     check_options(options)
     prompt = read_prompt(options)
     params = _sampling_params(options)
-    from twostep.cli.answer import answer
+    from twostep.cli.local_engine import answer
 
     statistics = answer(options, prompt, params, _show)
     print()

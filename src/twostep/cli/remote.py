@@ -1,19 +1,22 @@
-"""A connection to an OpenAI-compatible server, for commands that ask one thing at a time.
+"""Requests to an OpenAI-compatible server, one at a time, for `chat --url` and `explain`.
 
-The HTTP client is that of `twostep bench`, on an event loop for each request, which runs while its reply is awaited.
-"""
+Uses the HTTP client of `twostep bench`, on an event loop of its own that runs while a reply is awaited."""
 
+import argparse
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
 from twostep.bench.client.address import Trust, base_url, find_address
+from twostep.bench.client.event_stream import ERROR, SseParser, error_in
 from twostep.bench.client.http import Patience, Request, exchange
-from twostep.bench.client.outcome import FailureError, told
+from twostep.bench.client.outcome import FailureError, one_line, told
 from twostep.bench.client.reply import Refusal, check_plain
 from twostep.bench.client.target import Target
+from twostep.cli import connection
+from twostep.cli.chat import Message, Said
 from twostep.errors import TwostepError
 
 PATIENCE = Patience(stall_s=1e8, request_s=1e8)
@@ -112,3 +115,54 @@ def json_object(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ServerError(f"no JSON object came, but {data[:60]!r}; is it an OpenAI-compatible server?")
     return value
+
+
+class RemotePartner:
+    """Asks the server for its models if none is named."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._server = Remote(options.url, connection.api_key(options), connection.trust(options))
+        asked = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed}
+        self._asked = {name: value for name, value in asked.items() if value is not None}
+        self._model = options.model or self._first_model()
+        self.name = f"{self._model} at {self._server.url}"
+
+    def answer(self, messages: list[Message], said: Said) -> Generator[str, None, None]:
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": self._model, "messages": messages, **usage, **self._asked}
+        with self._server.response("POST", "/chat/completions", body) as response:
+            for event in _events(response):
+                if counted := event.get("usage"):
+                    said.tokens = counted.get("completion_tokens")
+                for choice in event.get("choices", ()):
+                    said.cut |= choice.get("finish_reason") == "length"
+                    if text := choice.get("delta", {}).get("content"):
+                        yield text
+
+    def close(self) -> None:
+        """Each answer has its own connection, which is closed with it."""
+
+    def _first_model(self) -> str:
+        models = self._server.get("/models")
+        names = [model["id"] for model in models.get("data", ()) if isinstance(model, dict) and "id" in model]
+        if not names:
+            raise ServerError(f"{self._server.url} lists no models; is it an OpenAI-compatible server?")
+        return str(names[0])
+
+
+def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """The objects of a stream up to its end mark. Raises `ServerError` for an error event and a stream without end."""
+    parser = SseParser()
+    for chunk in chunks:
+        try:
+            events = parser.feed(chunk)
+        except FailureError as error:
+            raise ServerError(told(error.failure)) from None
+        for event in events:
+            if event.data == b"[DONE]":
+                return
+            value = json_object(event.data)
+            if event.kind == ERROR or "error" in value:
+                raise ServerError(one_line(error_in(event.data)))
+            yield value
+    raise ServerError("the server ended the answer before its end")

@@ -9,7 +9,7 @@ from twostep.cli.subcommands import Subcommands
 
 if TYPE_CHECKING:
     from twostep.recording.reader import Recording, Turn
-    from twostep.sim.replay import Replay
+    from twostep.sim.recorded import Replay
 
 
 def add_to(commands: Subcommands) -> None:
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> None:
     """Raises `RecordingError` if the file cannot be replayed, and after the summary if a plan differs."""
     from twostep.errors import RecordingError
     from twostep.recording.reader import Recording
-    from twostep.sim.replay import replay
+    from twostep.sim.recorded import replay
 
     recording = Recording(options.file)
     watch = _Watch(options.plans)

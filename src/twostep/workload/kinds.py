@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from twostep.errors import InvalidParameterError
 from twostep.workload.arrivals import Arrivals
-from twostep.workload.limits import check_within
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.checked_fields import check_within
+from twostep.workload.definition import Workload, WorkloadRequest
 
 BLOCK_TOKENS = 16
 CONTEXT_TOKENS = 4096

@@ -1,17 +1,18 @@
-"""Changes of a workload, so that a machine can serve it: each gives a new one, whose source says what was done, and
-says what was left out or clipped."""
+"""Changes to a workload: window, sample, lengths, rate, repetition.
 
+Each returns a new workload whose `source` lists the change, and reports what was left out or clipped."""
+
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from math import ceil
+from random import Random
 from reprlib import repr as short
 
 from twostep.errors import InvalidParameterError, WorkloadError
-from twostep.workload.limits import check_within
-from twostep.workload.lines import Say
-from twostep.workload.rates import mean_rate
-from twostep.workload.sampling import sample
-from twostep.workload.scaling import scaled_blocks
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.checked_fields import Say, check_within
+from twostep.workload.definition import Workload, WorkloadRequest, mean_rate
 
 
 @dataclass(frozen=True)
@@ -179,3 +180,104 @@ def _refuse_text(workload: Workload, change: str, concerned: Callable[[WorkloadR
     for number, one in enumerate(workload.requests):
         if one.text is not None and concerned(one):
             raise WorkloadError(f"request {number} has its text; only lengths without a text can be {change}")
+
+
+COMMON = 0.1
+"""What a larger share of prompts begins with is a system prompt: it makes no conversation of them."""
+
+
+def sample(workload: Workload, share: float) -> list[bool]:
+    """Which requests stay: of a random `share` of families. The same for the same workload."""
+    rng = Random(0)
+    chosen: dict[int, bool] = {}
+    return [
+        chosen[family] if family in chosen else chosen.setdefault(family, rng.random() < share)
+        for family in families(workload)
+    ]
+
+
+def families(workload: Workload) -> list[int]:
+    """A number for each request, equal for those that belong together: one comes after the other, or they begin with
+    the same blocks, which not too many others do. A request with nothing of the kind is a family of its own."""
+    paths = list(_paths(workload))
+    sizes = Counter(chain.from_iterable(paths))
+    most = COMMON * len(paths)
+    found: list[int] = []
+    for number, (request, path) in enumerate(zip(workload.requests, paths, strict=True)):
+        alone = -1 - number
+        beginning = next((node for node in path if sizes[node] <= most), alone)
+        found.append(beginning if request.after is None else found[request.after])
+    return found
+
+
+def _paths(workload: Workload) -> Iterator[list[int]]:
+    """Of each request, the nodes from 1 that its blocks lead to in the tree of all prompts."""
+    tree: dict[tuple[int, int], int] = {}
+    for request in workload.requests:
+        node, path = 0, []
+        for block in request.blocks:
+            node = tree.setdefault((node, block), len(tree) + 1)
+            path.append(node)
+        yield path
+
+
+LEAST_BLOCK_TOKENS = 16
+"""Blocks that scaling would make smaller are drawn together: no server's prefix cache has smaller ones, and the rest
+of a prefix that they do not cover is at most as long."""
+
+
+def scaled_blocks(workload: Workload, factor: float) -> tuple[int, list[tuple[int, ...]]]:
+    """Tokens of a block, and each request's blocks, numbered anew.
+
+    A new block holds `block_tokens / factor` old tokens. It is known by the new block before it and the old blocks that
+    it touches, so that two are equal just where all old blocks up to its end are.
+    """
+    old_tokens = workload.block_tokens
+    block_tokens = max(min(old_tokens, LEAST_BLOCK_TOKENS), round(old_tokens * factor))
+    stride = block_tokens / factor / old_tokens  # old blocks in a new one
+    numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+    return block_tokens, [tuple(_renumbered(one.blocks, stride, numbers)) for one in workload.requests]
+
+
+def _renumbered(
+    blocks: tuple[int, ...], stride: float, numbers: dict[tuple[int, tuple[int, ...]], int]
+) -> Iterator[int]:
+    """New blocks that old ones cover wholly."""
+    parent, new = -1, 0
+    while (end := ceil((new + 1) * stride - 1e-9)) <= len(blocks):
+        key = parent, blocks[int(new * stride + 1e-9) : end]
+        parent = numbers.setdefault(key, len(numbers))
+        yield parent
+        new += 1
+
+
+def lasting(workload: Workload, requests: int) -> Workload:
+    """At least so many requests: as often as needed once more, each time with content of its own, which shares no
+    prefix with the times before. For workloads whose requests wait for no other.
+
+    Raises `WorkloadError` for requests that have their text, or all come at once.
+    """
+    if requests <= len(workload.requests) or not workload.requests:
+        return workload
+    times = -(-requests // len(workload.requests))
+    rate = mean_rate(workload)
+    if rate is None or any(one.text is not None for one in workload.requests):
+        why = "has its prompts' text" if rate else "comes all at once"
+        raise WorkloadError(
+            f"{workload.name or 'the workload'} has {len(workload.requests)} requests and {requests} are needed; it "
+            f"{why}, so it cannot be repeated"
+        )
+    return replace(workload, requests=_repeated(workload, times, len(workload.requests) / rate))
+
+
+def _repeated(workload: Workload, times: int, period_s: float) -> list[WorkloadRequest]:
+    blocks = 1 + max((block for one in workload.requests for block in one.blocks), default=0)
+    return [
+        replace(
+            one,
+            arrival_s=round(one.arrival_s + time * period_s, 6),
+            blocks=tuple(block + time * blocks for block in one.blocks),
+        )
+        for time in range(times)
+        for one in workload.requests
+    ]

@@ -12,7 +12,7 @@ from twostep.bench.client.outcome import told
 from twostep.bench.client.target import Prompt
 from twostep.bench.load.run_record import Fit
 from twostep.errors import TargetError
-from twostep.workload.workload import WorkloadRequest
+from twostep.workload.definition import WorkloadRequest
 
 FIRST_ID = 1000
 """Token ids below may be special, or single bytes."""

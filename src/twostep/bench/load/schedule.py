@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from twostep.bench.load.run_record import Mode, Open
-from twostep.workload.workload import WorkloadRequest
+from twostep.workload.definition import WorkloadRequest
 
 
 class Schedule(Protocol):

@@ -18,7 +18,7 @@ from twostep.bench.load.schedule import schedule
 from twostep.errors import InvalidParameterError, TargetError
 from twostep.metrics.summary import summarise
 from twostep.terminal import StatusLine, bar
-from twostep.workload.workload import Workload
+from twostep.workload.definition import Workload
 
 T = TypeVar("T")
 ShowProgress = Callable[["RunProgress"], None]

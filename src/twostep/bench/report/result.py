@@ -18,7 +18,7 @@ from twostep.bench.report.output_files import write_file
 from twostep.bench.report.result_json import decode, encode, lines
 from twostep.errors import ResultError
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
-from twostep.workload.workload import Workload
+from twostep.workload.definition import Workload
 
 MARK = "twostep bench result"
 """The key that only such a file has; its value is the format."""

@@ -9,18 +9,31 @@ from pathlib import Path
 from twostep.errors import FetchError
 from twostep.processes import environment, python
 from twostep.store.catalogue import Entry
-from twostep.store.progress import Progress
+from twostep.terminal import StatusLine, bar
 
 POLL_S = 0.1
 
 
-def download_wheel(entry: Entry, work: Path, progress: Progress) -> Path:
+def megabytes(count: int) -> str:
+    """Bytes in decimal megabytes, as package indexes and disks count them."""
+    return f"{count / 1e6:.1f} MB"
+
+
+class FetchProgress(StatusLine):
+    def advance(self, done: int, total: int) -> None:
+        """Redraws the bar; `total` may be short of the truth."""
+        self.show(f"  {bar(done, total)} {megabytes(done)} of {megabytes(total)}")
+
+
+def download_wheel(entry: Entry, work: Path, progress: FetchProgress) -> Path:
     """Path of the wheel, inside `work`, where everything is written, pip's temporary files included.
 
     Without pip it is downloaded here. Raises `FetchError` with the reason. Ends the child process when interrupted.
     """
     if importlib.util.find_spec("pip") is None:
-        from twostep.store.index import download_from_index  # HTTP takes a while to load, and nearly nobody needs it
+        from twostep.store.package_index import (
+            download_from_index,  # HTTP takes a while to load, and nearly nobody needs it
+        )
 
         return download_from_index(entry, work, progress)
     log = work / "pip.log"
@@ -55,7 +68,7 @@ def _command(entry: Entry, work: Path) -> list[str]:
     return python("-m", "pip", "download", *flags, "--dest", str(work), entry.requirement)
 
 
-def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: Progress) -> None:
+def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: FetchProgress) -> None:
     """Shows how the file grows until pip ends. pip's own bars differ by version and need a terminal."""
     while True:
         try:

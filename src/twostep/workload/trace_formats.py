@@ -1,4 +1,4 @@
-"""Traces that others published, read into workloads."""
+"""Reads workloads in any known format: Twostep's own, published traces, and the excerpts that come with Twostep."""
 
 import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,10 +9,19 @@ from typing import Any
 
 from twostep.errors import WorkloadError
 from twostep.input_file import InputFile
+from twostep.workload.checked_fields import (
+    MOST_TOKENS,
+    Say,
+    count_in,
+    from_json,
+    naming,
+    number_in,
+    numbered_lines,
+    whole,
+    wrong,
+)
+from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.format import MARK, from_first, is_in_order, read_lines
-from twostep.workload.lines import Say, from_json, naming, numbered_lines
-from twostep.workload.values import MOST_TOKENS, count_in, number_in, whole, wrong
-from twostep.workload.workload import Workload, WorkloadRequest
 
 Row = Mapping[str, Any]
 
@@ -182,3 +191,26 @@ TRACES = (
         "published in HPMLL/BurstGPT under CC-BY 4.0; Wang et al., BurstGPT, 2024",
     ),
 )  # fmt: skip
+
+
+EXCERPTS = Path(__file__).parent / "excerpts"
+"""Beside them SOURCES.md says what they were made of and under which licence."""
+
+
+def excerpt_names() -> list[str]:
+    return sorted(path.stem for path in EXCERPTS.glob("*.jsonl"))
+
+
+def find_workload(name: str, say: Say) -> Workload:
+    """The excerpt of this name, else the file at this path, in any format that is known; ./NAME is always a file, and -
+    standard input.
+
+    Raises `WorkloadError`.
+    """
+    if name in excerpt_names():
+        return open_workload(EXCERPTS / f"{name}.jsonl", say)
+    try:
+        return open_workload(Path(name), say)
+    except OSError as error:
+        excerpts = ", ".join(excerpt_names())
+        raise WorkloadError(f"{name}: {error.strerror}; it has to be a file, or one of {excerpts}") from None

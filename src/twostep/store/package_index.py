@@ -17,7 +17,7 @@ from urllib.request import Request, build_opener
 
 from twostep.errors import FetchError
 from twostep.store.catalogue import Entry
-from twostep.store.progress import Progress, megabytes
+from twostep.store.wheel_download import FetchProgress, megabytes
 
 VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 """Where a user names the index; the first that is set goes."""
@@ -35,7 +35,7 @@ class _IndexError(Exception):
     """What is wrong with the index, in words."""
 
 
-def download_from_index(entry: Entry, work: Path, progress: Progress) -> Path:
+def download_from_index(entry: Entry, work: Path, progress: FetchProgress) -> Path:
     """Path of the wheel, inside `work`. Raises `FetchError` that names the index."""
     name, _, version = entry.requirement.partition("==")
     page = f"{_index().rstrip('/')}/{re.sub(r'[-_.]+', '-', name).lower()}/"
@@ -101,7 +101,7 @@ class _Links(HTMLParser):
             self.found.append((url, "data-yanked" in attributes))
 
 
-def _download(url: str, wheel: Path, entry: Entry, progress: Progress) -> None:
+def _download(url: str, wheel: Path, entry: Entry, progress: FetchProgress) -> None:
     """What is in it is checked when it is unpacked; here only that it is whole and no endless stream."""
     done = 0
     with _opened(url) as response, wheel.open("wb") as out:

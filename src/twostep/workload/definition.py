@@ -1,7 +1,9 @@
-"""A workload: requests that are to come, by lengths and shared prefixes, with or without their text."""
+"""A workload: requests by arrival time, lengths and shared prefixes, with or without their text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, pstdev
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +51,26 @@ class Workload:
                 shared = max(shared, min(reach[node], end))
                 reach[node] = max(reach[node], end)
             yield shared
+
+
+def starts_s(workload: Workload) -> list[float]:
+    """When requests arrive that wait for no other."""
+    return [request.arrival_s for request in workload.requests if request.after is None]
+
+
+def mean_rate(workload: Workload) -> float | None:
+    """Requests per second while new ones arrive: (starts - 1) / (last start - first), times requests per start. None if
+    all start at once."""
+    starts = starts_s(workload)
+    if not starts or starts[-1] == starts[0]:
+        return None
+    return (len(starts) - 1) / (starts[-1] - starts[0]) * len(workload.requests) / len(starts)
+
+
+def arrival_cv(workload: Workload) -> float | None:
+    """Coefficient of variation of the gaps between starts: 1 for a Poisson process, 0 for evenly spaced. None for fewer
+    than two gaps, or if all start at once."""
+    gaps = [after - before for before, after in pairwise(starts_s(workload))]
+    if len(gaps) < 2 or not (mean := fmean(gaps)):
+        return None
+    return pstdev(gaps) / mean
