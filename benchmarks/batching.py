@@ -14,16 +14,16 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import command, interference, llama_server, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks import command, http_engine, interference, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks.engines import programs_version, requantise
 from benchmarks.http_engine import HttpEngine
 from benchmarks.interference import StallPoint
-from benchmarks.llama_cpp import programs_version, requantise
+from benchmarks.measurement import say
 from benchmarks.openvino import OpenVinoServing
 from benchmarks.output_lengths import LengthsPoint
 from benchmarks.paging import Paging
 from benchmarks.peers_model import LLAMA_BEST
 from benchmarks.prefix_reuse import PrefixPoint
-from benchmarks.progress import say
 from benchmarks.serving_engines import Twostep
 from benchmarks.throughput import Throughput
 from twostep.model.loaded import LoadedModel, open_model
@@ -135,7 +135,7 @@ def _llama_servers(options: argparse.Namespace, path: Path, folder: Path, thread
         version = options.llama_version or programs_version(options.llama_dir)
         weights = requantise(options.llama_dir, path, LLAMA_BEST, folder)
         for arguments in ((), CHUNKED):
-            yield HttpEngine(llama_server.launch(options.llama_dir, version, threads, weights, arguments))
+            yield HttpEngine(http_engine.launch_llama_server(options.llama_dir, version, threads, weights, arguments))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, machine
-from benchmarks.errors import EngineError
 from benchmarks.http_client import fetch
 from benchmarks.loading import COMMAND
-from benchmarks.progress import say
+from benchmarks.measurement import EngineError, Spread, say, spread
 from benchmarks.server_process import Server
-from benchmarks.spread import Spread, spread
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.resolve import resolve
 from twostep.store.wheel_download import FetchProgress

@@ -1,12 +1,15 @@
-"""What is asked of every engine that is compared, and how Twostep answers."""
+"""Engines that are compared in process: Twostep, and llama.cpp through its own programs."""
 
+import json
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from benchmarks.prompts import prompt
-from benchmarks.runs import Driver
+from benchmarks.jobs import prompt
+from benchmarks.measurement import EngineError
+from benchmarks.model_driver import Driver
 from twostep.model.loaded import open_model
 
 
@@ -91,3 +94,74 @@ class Twostep:
 
     def close(self) -> None:
         """Nothing runs between steps."""
+
+
+WARM_TOKENS = 1024
+"""Prompts of this length need no warm-up run of the same length: what it saves is lost in them."""
+
+
+class LlamaCpp:
+    """`folder` holds the programs; `label` names the kind of weights in `model`. Each run is a process of its own."""
+
+    def __init__(self, folder: Path, version: str | None, threads: int, model: Path, label: str) -> None:
+        self.name = f"llama.cpp {label}"
+        self.file = model.name
+        self.version = version or programs_version(folder)
+        self._folder, self._threads, self._model = folder, threads, model
+
+    def warm_up(self, measures: Sequence[Measure]) -> None:
+        """Each program does that itself."""
+
+    def rate(self, measure: Measure, run: int) -> float:
+        match measure:
+            case Prefill(tokens):
+                warm = ["--no-warmup"] if tokens >= WARM_TOKENS else []
+                return float(self._bench(["-p", str(tokens), "-n", "0", *warm])["avg_ts"])
+            case Decode(1, context, tokens):
+                return float(self._bench(["-p", "0", "-n", str(tokens), "-d", str(context)])["avg_ts"])
+            case Decode(batch, context, tokens):
+                return self._batched(batch, context, tokens)
+
+    def close(self) -> None:
+        """Nothing runs between measurements."""
+
+    def _bench(self, arguments: list[str]) -> dict[str, Any]:
+        return self._run("llama-bench", ["-t", str(self._threads), "-r", "1", "-o", "jsonl", *arguments])
+
+    def _batched(self, batch: int, context: int, tokens: int) -> float:
+        sizes = ["-npp", str(context), "-ntg", str(tokens), "-npl", str(batch), "-c", str(batch * (context + tokens))]
+        threads = ["-t", str(self._threads), "-tb", str(self._threads)]
+        return float(self._run("llama-batched-bench", [*threads, *sizes, "--output-format", "jsonl"])["speed_tg"])
+
+    def _run(self, program: str, arguments: list[str]) -> dict[str, Any]:
+        """The one line of JSON that a program prints."""
+        output = _output([str(self._folder / program), "-m", str(self._model), *arguments])
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        if len(lines) != 1:
+            raise EngineError(f"{program}: printed {len(lines)} results instead of one")
+        found: dict[str, Any] = json.loads(lines[0])
+        return found
+
+
+def programs_version(folder: Path) -> str:
+    """Of the programs in `folder`. Raises `EngineError`."""
+    return _output([str(folder / "llama-bench"), "--version"]).partition("\n")[0]
+
+
+def requantise(programs: Path, source: Path, kind: str, folder: Path) -> Path:
+    """A copy of `source` in `folder` whose weights are of another `kind`. Raises `EngineError`."""
+    target = folder / f"{source.stem}-as-{kind}.gguf"
+    _output([str(programs / "llama-quantize"), "--allow-requantize", str(source), str(target), kind])
+    return target
+
+
+def _output(command: list[str]) -> str:
+    """What a program prints. Raises `EngineError` with its last words."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EngineError(f"{command[0]}: {error.strerror}") from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise EngineError(f"{command[0]}: exit code {done.returncode}: {last}")
+    return done.stdout

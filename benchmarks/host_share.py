@@ -6,9 +6,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
-from benchmarks.spread import Spread, spread
+from benchmarks.jobs import prompt
+from benchmarks.measurement import Spread, say, spread
 from twostep.core.loop import StepExecutor
 from twostep.core.plan import Step, StepResult
 from twostep.engine.config import EngineConfig

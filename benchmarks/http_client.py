@@ -1,8 +1,10 @@
-"""A client that measures an HTTP server on the same cores: asyncio's bare transports, one connection a request, and
-bytes are looked at when all have come, so that it takes as little of the machine as it can."""
+"""An HTTP client that measures a server on the same cores with as little CPU time as it can.
+
+It uses asyncio transports and one connection per request. Replies are parsed after they are complete."""
 
 import asyncio
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
@@ -11,7 +13,7 @@ from socket import socket
 from time import perf_counter
 from typing import Any, cast
 
-from benchmarks.errors import EngineError
+from benchmarks.measurement import EngineError
 
 HOST = "127.0.0.1"
 HEAD_END = b"\r\n\r\n"
@@ -113,3 +115,62 @@ class _Exchange(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+EVENT_END = b"\n\n"
+DATA, DONE = b"data: ", b"[DONE]"
+
+
+@dataclass(frozen=True)
+class Event:
+    """`at_s`: when its last byte was there."""
+
+    at_s: float
+    data: bytes
+
+
+def events(reply: Reply) -> list[Event]:
+    """Those with data, `[DONE]` left out. Raises `EngineError` unless the status is 200 and the reply whole."""
+    reply.body()
+    body, places = _unpacked(reply.received)
+    found, start = list[Event](), 0
+    while (end := body.find(EVENT_END, start)) >= 0:
+        event, start = body[start:end], end + len(EVENT_END)
+        if event.startswith(DATA) and event != DATA + DONE:
+            found.append(Event(_when(reply, _received(places, start - 1)), event.removeprefix(DATA)))
+    return found
+
+
+Places = list[tuple[int, int]]
+"""Where pieces of the body begin: in the body, and in what was received."""
+
+
+def _unpacked(received: bytes) -> tuple[bytes, Places]:
+    head, _, rest = received.partition(HEAD_END)
+    at = len(received) - len(rest)
+    if b"\r\ntransfer-encoding: chunked" not in head.lower():
+        return rest, [(0, at)]
+    return _unchunked(received, at)
+
+
+def _unchunked(received: bytes, at: int) -> tuple[bytes, Places]:
+    """HTTP's chunked transfer coding (RFC 9112, 7.1); `at` the first chunk."""
+    body, places = bytearray(), Places()
+    while True:
+        line_end = received.index(b"\r\n", at)
+        size, start = int(received[at:line_end].partition(b";")[0], 16), line_end + 2
+        if size == 0:
+            return bytes(body), places
+        places.append((len(body), start))
+        body += received[start : start + size]
+        at = start + size + 2
+
+
+def _received(places: Places, offset: int) -> int:
+    """The offset in what was received of one in the body."""
+    in_body, in_received = places[bisect_right(places, offset, key=lambda place: place[0]) - 1]
+    return in_received + offset - in_body
+
+
+def _when(reply: Reply, offset: int) -> float:
+    return reply.arrivals[bisect_left(reply.arrivals, offset + 1, key=lambda arrival: arrival[0])][1]

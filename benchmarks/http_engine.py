@@ -1,22 +1,26 @@
-"""A server that is started for a measurement and asked over OpenAI's API, whoever made it."""
+"""Servers that are compared over HTTP: how each is started, and how it is asked."""
 
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from ctypes.util import find_library
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
 from benchmarks import http_load
-from benchmarks.completions import Completions, asks
-from benchmarks.errors import EngineError
-from benchmarks.jobs import Job, Stall
-from benchmarks.prompts import prompt
+from benchmarks.http_load import Completions, asks
+from benchmarks.jobs import Job, Stall, prompt
+from benchmarks.loading import COMMAND
+from benchmarks.measurement import EngineError
 from benchmarks.traces import Served
+from twostep.server.options import SETTINGS
 
 START_LIMIT_S, END_LIMIT_S = 600, 15
 POLL_S = 0.05
@@ -117,3 +121,87 @@ def _free_port() -> int:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
         return port
+
+
+SLOTS, SLOT_TOKENS = 16, 2304
+"""Requests at a time, and the context of each: what the longest job needs."""
+
+
+def launch_llama_server(folder: Path, version: str, threads: int, model: Path, arguments: Sequence[str] = ()) -> Launch:
+    """`folder` holds llama.cpp's programs. `arguments`: further ones of the server, part of its name here."""
+    kind = model.stem.rpartition("-as-")[2].rpartition(".")[2]
+    return Launch(
+        name=" ".join(("llama-server", kind, *arguments)),
+        version=version,
+        file=model.name,
+        command=[
+            str(folder / "llama-server"), "-m", str(model), "-t", str(threads), "-tb", str(threads),
+            "-np", str(SLOTS), "-c", str(SLOTS * SLOT_TOKENS), "-cb", "--cache-ram", "0", "--no-webui", *arguments,
+        ],
+        further={"cache_prompt": False},
+    )  # fmt: skip
+
+
+def launch_twostep(
+    version: str, threads: int, model: Path, kv_bytes_per_token: int, arguments: Sequence[str] = ()
+) -> Launch:
+    """On defaults but for the room; with `arguments`, which are part of its name here."""
+    return Launch(
+        name=" ".join(("Twostep", *arguments)),
+        version=version,
+        file=model.name,
+        command=[
+            sys.executable, "-c", COMMAND, "serve", str(model), "--threads", str(threads), "--max-num-seqs", str(SLOTS),
+            "--max-model-len", str(SLOT_TOKENS), "--kv-memory", f"{SLOTS * SLOT_TOKENS * kv_bytes_per_token}B",
+            *arguments,
+        ],
+        environment={setting.variable: None for setting in SETTINGS},
+    )  # fmt: skip
+
+
+MAKE_MODEL = Path(__file__).with_name("hf_model.py")
+KV_GIB = 1
+"""Whole GiB: the least with room for all slots of the default model, for which they need 0.8."""
+
+
+def hf_folder(python: Path, model: Path, folder: Path) -> Path:
+    """The model in `folder`, made if it is not there. Raises `EngineError`."""
+    target = folder / f"{model.stem}-as-bf16"
+    if not target.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [str(python), "-I", str(MAKE_MODEL), str(model), str(target)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise EngineError(f"{MAKE_MODEL.name}: exit code {done.returncode}: {last}")
+    return target
+
+
+def launch_vllm(python: Path, version: str, threads: int, model: Path, arguments: Sequence[str] = ()) -> Launch:
+    """`model` is a folder; `arguments`: further ones of the server, part of its name here."""
+    return Launch(
+        name=" ".join(("vLLM bf16", *arguments)),
+        version=version,
+        file=model.name,
+        command=[
+            str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
+            "default", "--dtype", "bfloat16", "--max-num-seqs", str(SLOTS), "--max-model-len", str(SLOT_TOKENS),
+            "--no-enable-prefix-caching", "--disable-uvicorn-access-log", *arguments,
+        ],
+        environment=_vllm_environment(python, threads),
+        further={"model": "default"},
+    )  # fmt: skip
+
+
+def _vllm_environment(python: Path, threads: int) -> dict[str, str | None]:
+    """As vLLM's documents for CPUs say, as far as the libraries are there: its own OpenMP, and tcmalloc."""
+    tcmalloc, openmp = find_library("tcmalloc_minimal"), python.parent.parent / "lib" / "libiomp5.so"
+    preload = [*([tcmalloc] if tcmalloc else []), *([str(openmp)] if openmp.is_file() else [])]
+    return {
+        "LD_PRELOAD": ":".join(preload) or None,
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads])),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }

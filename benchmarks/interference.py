@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks import jobs
-from benchmarks.progress import say
+from benchmarks.measurement import say
 from benchmarks.serving_engines import ServingEngine, Twostep
 from benchmarks.traces import Gaps, Served, gaps
 from twostep.model.loaded import LoadedModel

@@ -1,10 +1,8 @@
-"""What engines are asked for, as tokens: prompts of random ids and fixed lengths of answers, the same in every run."""
+"""What engines are asked for: prompts of random token ids and fixed answer lengths, the same in every run."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from benchmarks.prompts import prompt
 
 
 @dataclass(frozen=True)
@@ -35,3 +33,13 @@ def stall(run: int, *, newcomer: int = 2048, tokens: int = 480, after: int = 48)
     """Four streams of 32 prompt tokens; `tokens` of each have to outlast the newcomer's prefill."""
     streams = [Job(prompt(32, "stream", run, i), tokens) for i in range(4)]
     return Stall(streams, Job(prompt(newcomer, "newcomer", run), 16), after)
+
+
+FIRST_TOKEN, LAST_TOKEN = 1000, 20000
+"""Ordinary words in the vocabularies of the models measured: no special or unused tokens."""
+
+
+def prompt(tokens: int, *key: object) -> list[int]:
+    """`tokens` random token ids that depend on `key` and on nothing else."""
+    generator = random.Random(f"{tokens} {key}")
+    return [generator.randrange(FIRST_TOKEN, LAST_TOKEN) for _ in range(tokens)]

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks.prompts import prompt
-from benchmarks.runs import Driver
-from benchmarks.spread import Spread, spread
+from benchmarks.jobs import prompt
+from benchmarks.measurement import Spread, spread
+from benchmarks.model_driver import Driver
 from twostep.model.loaded import open_model
 
 PROMPT_TOKENS = 32

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import sleep
 
 from benchmarks.counters import missing_counters
-from benchmarks.progress import say
+from benchmarks.measurement import say
 from twostep.kernels.threads import default_threads, physical_cores
 
 ROOT = Path(__file__).parent.parent

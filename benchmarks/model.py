@@ -9,12 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import command, counters, limits, loading, machine
-from benchmarks.limits import Limits
-from benchmarks.points import Point, decode_point, prefill_point, step_bytes
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
-from benchmarks.runs import Driver, Run
+from benchmarks import command, counters, loading, machine
+from benchmarks.jobs import prompt
+from benchmarks.measurement import say
+from benchmarks.model_driver import Driver, Run
+from benchmarks.model_points import (
+    Limits,
+    Point,
+    decode_point,
+    measure_limits,
+    prefill_point,
+    read_bandwidth,
+    step_bytes,
+)
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.resolve import resolve
@@ -107,7 +114,7 @@ def measure(options: argparse.Namespace) -> Result:
     model = open_model(path)
     driver = grid.driver(model, options.threads)
     say("limits of this machine")
-    bounds = limits.measure(driver.executor.isa, driver.executor.threads, driver.executor.weight_bytes)
+    bounds = measure_limits(driver.executor.isa, driver.executor.threads, driver.executor.weight_bytes)
     return Result(
         command="python -m benchmarks.model" + (f" --model {options.model}" if options.model != DEFAULT_MODEL else ""),
         machine=surroundings,
@@ -149,7 +156,7 @@ def _decode_all(driver: Driver, grid: Grid, bounds: Limits) -> list[Point]:
 def _decode(driver: Driver, batch: int, context: int, grid: Grid, bounds: Limits) -> Point:
     steps, weight_bytes = grid.steps(batch), driver.executor.weight_bytes
     runs = _without_first([driver.decode(batch, context, steps) for _ in range(grid.runs + 1)])
-    read = limits.read_bandwidth(step_bytes(runs[0], steps, weight_bytes), bounds.threads)
+    read = read_bandwidth(step_bytes(runs[0], steps, weight_bytes), bounds.threads)
     point = decode_point(batch, context, steps, runs, bounds, weight_bytes, read)
     say(f"decode, batch {batch}, context {context}: {point.tokens_per_s.median:.0f} tokens/s")
     return point

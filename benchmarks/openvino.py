@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Decode, Measure, Prefill
-from benchmarks.errors import EngineError
-from benchmarks.jobs import Job, Stall
-from benchmarks.prompts import prompt
+from benchmarks.jobs import Job, Stall, prompt
+from benchmarks.measurement import EngineError
 from benchmarks.traces import Served, Trace
 
 DRIVER = Path(__file__).with_name("openvino_driver.py")

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, pstdev
 
-from benchmarks.jobs import Job
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
+from benchmarks.jobs import Job, prompt
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.serving_engines import Twostep
-from benchmarks.spread import Spread, spread
 from twostep.model.loaded import LoadedModel
 
 PROMPT, MEAN = 64, 64

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from random import Random
 from statistics import mean
 
-from benchmarks.progress import say
-from benchmarks.scheduling import Rig
-from benchmarks.spread import Spread, spread
+from benchmarks.measurement import Spread, say, spread
+from benchmarks.scheduler_rig import Rig
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.settings import Settings
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks import llama_server, twostep_server, vllm_server
-from benchmarks.errors import EngineError
-from benchmarks.http_engine import FIRST, HttpEngine, Launch
-from benchmarks.llama_cpp import programs_version, requantise
-from benchmarks.llama_server import SLOT_TOKENS, SLOTS
+from benchmarks import http_engine
+from benchmarks.engines import programs_version, requantise
+from benchmarks.http_engine import FIRST, SLOT_TOKENS, SLOTS, HttpEngine, Launch
+from benchmarks.measurement import EngineError
 from benchmarks.openvino import OpenVinoServing, Tuning
 from benchmarks.peers_install import LLAMA, OPENVINO, VLLM, Missing, Peer, find, llama_programs, peers_folder
 from benchmarks.peers_model import LLAMA_BEST
@@ -75,7 +74,7 @@ class Place:
 def ours(place: Place, version: str) -> list[Contender]:
     kv = open_model(place.model).network.shape.kv_bytes_per_token()
     size = _installed(Path(sys.executable), "twostep", needed=False)["bytes"]
-    launches = [twostep_server.launch(version, place.threads, place.model, kv, more) for more in OUR_SETTINGS]
+    launches = [http_engine.launch_twostep(version, place.threads, place.model, kv, more) for more in OUR_SETTINGS]
     return [over_http(OURS, launch, size) for launch in launches]
 
 
@@ -105,7 +104,7 @@ def _llama(place: Place) -> list[Contender]:
     version = options.llama_version or (programs_version(folder) if options.llama_dir else LLAMA.packages[0])
     best = requantise(folder, place.model, LLAMA_BEST, place.scratch)
     chosen = [*((best, settings) for settings in LLAMA_SETTINGS), (place.model, LLAMA_SETTINGS[0])]
-    launches = [llama_server.launch(folder, version, place.threads, model, more) for model, more in chosen]
+    launches = [http_engine.launch_llama_server(folder, version, place.threads, model, more) for model, more in chosen]
     return [over_http(LLAMA.name, launch, _llama_bytes(folder)) for launch in launches]
 
 
@@ -145,9 +144,9 @@ def _start_openvino(python: Path, place: Place, kind: str, tuning: Tuning) -> St
 def _vllm(place: Place) -> list[Contender]:
     python = _python(VLLM, place.options.vllm_python, place)
     found = _installed(python, VLLM.distribution)
-    model = vllm_server.hf_folder(python, place.model, place.folder / "models")
+    model = http_engine.hf_folder(python, place.model, place.folder / "models")
     version = f"{VLLM.distribution} {found['version']}"
-    launch = vllm_server.launch(python, version, place.threads, model, VLLM_SETTINGS)
+    launch = http_engine.launch_vllm(python, version, place.threads, model, VLLM_SETTINGS)
     return [over_http(VLLM.name, launch, found["bytes"])]
 
 

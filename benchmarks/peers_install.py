@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.errors import EngineError
-from benchmarks.progress import say
+from benchmarks.measurement import EngineError, say
 
 VARIABLE = "PEERS_FOLDER"
 DEFAULT_FOLDER = "~/.cache/twostep/peers"

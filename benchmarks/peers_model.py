@@ -15,11 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import command, machine
-from benchmarks.engines import Decode, Engine, Measure, Prefill, Twostep
-from benchmarks.llama_cpp import LlamaCpp, requantise
+from benchmarks.engines import Decode, Engine, LlamaCpp, Measure, Prefill, Twostep, requantise
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.openvino import OpenVino
-from benchmarks.progress import say
-from benchmarks.spread import Spread, spread
 from twostep.kernels.threads import default_threads
 from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
 from twostep.store.resolve import resolve

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.peers_rows import ROWS, Row
+from benchmarks.peers_serving import ROWS, Row
 from benchmarks.tables import TIMES, Json, number, provenance, table, with_spread
 
 NOTHING = ""

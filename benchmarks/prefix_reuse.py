@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from statistics import mean
 
-from benchmarks.jobs import Job
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
+from benchmarks.jobs import Job, prompt
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.serving_engines import Session
-from benchmarks.spread import Spread, spread
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.model.loaded import LoadedModel

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, clients_tables, peers_tables, results, scheduler_tables, serve_tables, tables
+from benchmarks import batching_tables, peers_tables, results, serve_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -83,7 +83,7 @@ def batching_peers(folder: Path) -> str:
 
 
 def scheduler(folder: Path) -> str:
-    return "\n\n".join(map(scheduler_tables.scheduler, results.read("scheduler", folder))) or NOT_MEASURED
+    return "\n\n".join(map(batching_tables.scheduler, results.read("scheduler", folder))) or NOT_MEASURED
 
 
 def serve_readme(folder: Path) -> str:
@@ -95,7 +95,7 @@ def serve(folder: Path) -> str:
 
 
 def clients(folder: Path) -> str:
-    return "\n\n".join(map(clients_tables.clients, results.read("clients", folder))) or NOT_MEASURED
+    return "\n\n".join(map(serve_tables.clients, results.read("clients", folder))) or NOT_MEASURED
 
 
 def peers(folder: Path) -> str:

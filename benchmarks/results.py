@@ -5,17 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.progress import say
-from twostep.errors import TwostepError
+from benchmarks.measurement import say
+from twostep.errors import ResultError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 FOLDER = Path(__file__).parent / "results"
-
-
-class ResultError(TwostepError):
-    """A result could not be written: names the file."""
 
 
 def check_writable(out: Path | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks import command, host_share, machine, scheduler_costs
 from benchmarks.host_share import HostShare
-from benchmarks.progress import say
+from benchmarks.measurement import say
 from benchmarks.scheduler_costs import EventCost, StandingCost
 from twostep.store.catalogue import DEFAULT_MODEL, cached_files
 from twostep.store.resolve import resolve

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, median
 
-from benchmarks.progress import say
-from benchmarks.scheduling import Rig, Turn, step_ns
-from benchmarks.spread import Spread, spread
+from benchmarks.measurement import Spread, say, spread
+from benchmarks.scheduler_rig import Rig, Turn, step_ns
 from twostep.core.cost import StepShape
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.metrics.summary import percentile

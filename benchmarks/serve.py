@@ -12,11 +12,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import command, machine, serving_front, serving_rates
-from benchmarks.progress import say
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.server_process import Pair, Server
 from benchmarks.serving_front import Health, Idle
 from benchmarks.serving_rates import Rates
-from benchmarks.spread import Spread, spread
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.resolve import resolve
 from twostep.store.wheel_download import FetchProgress

@@ -1,19 +1,21 @@
-"""`twostep serve` as a user starts it: when it is ready, what memory and CPU time its two processes take."""
+"""`twostep serve` as a user starts it: when it is ready, and the memory and CPU time of its processes."""
 
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from benchmarks.errors import EngineError
 from benchmarks.loading import COMMAND
+from benchmarks.measurement import EngineError
 from twostep.server.options import SETTINGS
 
 READY = re.compile(r"at http://127\.0\.0\.1:(\d+), ready for requests")
@@ -109,3 +111,37 @@ def cpu_s(stat: str) -> float:
     """The same; names of processes may have spaces and brackets."""
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of several processes. `pss`: what some of them share is counted once, file pages of a model included."""
+
+    pss: int
+    rss: int
+
+
+def memory(pid: int, proc: Path = PROC) -> Memory:
+    """Of the process and its descendants. One that ended meanwhile has none."""
+    texts = list[str]()
+    for one in descendants(pid, proc):
+        with suppress(OSError):
+            texts.append((proc / str(one) / "smaps_rollup").read_text())
+    return Memory(*(sum(_bytes(text, name) for text in texts) for name in ("Pss", "Rss")))
+
+
+def descendants(pid: int, proc: Path = PROC) -> Iterator[int]:
+    """The process first."""
+    yield pid
+    for listed in (proc / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):
+            for child in listed.read_text().split():
+                yield from descendants(int(child), proc)
+
+
+def _bytes(smaps: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB$", smaps, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0

@@ -7,13 +7,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from benchmarks import http_load
-from benchmarks.completions import asks
-from benchmarks.errors import EngineError
 from benchmarks.http_client import Reply
-from benchmarks.http_load import Ask
-from benchmarks.jobs import Job
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
+from benchmarks.http_load import Ask, asks
+from benchmarks.jobs import Job, prompt
+from benchmarks.measurement import EngineError, say
 from twostep.metrics.summary import Summary, summarise
 
 WORDS = ("river", "stone", "morning", "letter", "garden", "window", "music", "winter", "people", "because", "under")

@@ -9,12 +9,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from benchmarks import http_load
-from benchmarks.completions import asks
-from benchmarks.errors import EngineError
+from benchmarks.http_load import asks
 from benchmarks.jobs import Job, serving
-from benchmarks.progress import say
+from benchmarks.measurement import EngineError, Spread, say, spread
 from benchmarks.server_process import Pair, Server
-from benchmarks.spread import Spread, spread
 from twostep.engine.params import SamplingParams
 from twostep.llm import LLM
 

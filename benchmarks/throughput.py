@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.jobs import Job, serving
-from benchmarks.progress import say
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.serving_engines import ServingEngine
-from benchmarks.spread import Spread, spread
 
 
 @dataclass(frozen=True)

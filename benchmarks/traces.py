@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from benchmarks.errors import EngineError
-from benchmarks.spread import Spread, spread
+from benchmarks.measurement import EngineError, Spread, spread
 from twostep.metrics.summary import percentile
 
 

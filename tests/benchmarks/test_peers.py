@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import installed, machine, peers_contenders, peers_install, peers_serving, peers_tables, report, results
-from benchmarks.completions import trace
-from benchmarks.errors import EngineError
-from benchmarks.event_stream import events
-from benchmarks.http_client import Reply
+from benchmarks.http_client import Reply, events
 from benchmarks.http_engine import Launch
+from benchmarks.http_load import trace
 from benchmarks.jobs import Job, Stall
+from benchmarks.measurement import EngineError, spread
 from benchmarks.peers_contenders import Contender, Place, Started
 from benchmarks.peers_install import LLAMA, Missing, Peer
-from benchmarks.peers_rows import QUICK, ROWS, decode_rate
-from benchmarks.process_memory import memory
-from benchmarks.spread import spread
+from benchmarks.peers_serving import QUICK, ROWS, decode_rate
+from benchmarks.server_process import memory
 from benchmarks.tables import Json
 from benchmarks.traces import Served, Trace
 

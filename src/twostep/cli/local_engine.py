@@ -20,7 +20,6 @@ from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.resolve import resolve
 from twostep.store.wheel_download import FetchProgress
 
-
 STEP_TOKENS = 512
 """Wide enough for the kernels' full speed; wider ones would only take memory."""
 
