@@ -330,11 +330,11 @@ def test_kv_memory_is_a_share_or_a_size(text: str, meaning: dict[str, float]) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--temperature", "0.5"], "--temperature has no meaning with --file: its lines say what they ask for"),
-        (["--max-tokens", "5"], "--max-tokens has no meaning with --file: its lines say what they ask for"),
-        (["Why?"], "PROMPT has no meaning with --file: its lines say what they ask for"),
-        (["--raw"], "--raw has no meaning with --file: its lines say what they ask for"),
-        (["--stats"], "--executor and --stats are for a single prompt, not for --file"),
+        (["--temperature", "0.5"], "--temperature cannot be used with --file: each line of the file sets it"),
+        (["--max-tokens", "5"], "--max-tokens cannot be used with --file: each line of the file sets it"),
+        (["Why?"], "PROMPT cannot be used with --file: each line of the file sets it"),
+        (["--raw"], "--raw cannot be used with --file: each line of the file sets it"),
+        (["--stats"], "--executor and --stats cannot be used with --file"),
         (["--threads", "0"], "--threads is 0; it has to be at least 1"),
         (["--kv-memory", "2"], f"--kv-memory is '2'; {KV_MEMORY}"),
         (["--kv-memory", "2 GiBs"], f"--kv-memory is '2 GiBs'; {KV_MEMORY}"),

@@ -128,7 +128,7 @@ class TestWithAServer:
         result = chat("--url", stub.url)
         assert (result.returncode, result.stdout) == (0, "Hello!\n")
         greeting, times = result.stderr.splitlines()
-        assert greeting == f"stub-1 at {stub.url}/v1; /help lists commands, Ctrl-D leaves"
+        assert greeting == f"stub-1 at {stub.url}/v1; /help lists commands, Ctrl-D quits"
         assert re.fullmatch(r"\[TTFT \d+\.\d{3} s, 4 tokens, [\d.]+ tokens/s\]", times)
 
     def test_all_that_was_said_goes_along(self, stub: StubServer) -> None:
@@ -161,7 +161,7 @@ class TestWithAServer:
     def test_commands_that_are_none(self, stub: StubServer) -> None:
         result = chat("--url", stub.url, said="/rest\n/help\n")
         assert "twostep: /rest is no command; /help lists them\n" in result.stderr
-        assert "/reset         begin a new conversation\n" in result.stderr
+        assert "/reset         start a new conversation\n" in result.stderr
         assert stub.bodies == []
 
     def test_a_server_that_counts_no_tokens(self, stub: StubServer) -> None:

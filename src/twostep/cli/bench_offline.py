@@ -1,5 +1,7 @@
-"""`twostep bench --offline`: the engine in this process under a workload, without HTTP. Schedule and figures are those
-of a server."""
+"""`twostep bench --offline`: runs a workload on the engine in this process, without HTTP.
+
+The schedule and the figures are the same as for a server.
+"""
 
 import argparse
 import asyncio
@@ -25,11 +27,11 @@ from twostep.workload.definition import Workload, WorkloadRequest
 
 SHOW_NS = 250_000_000
 IDLE_S = 0.05
-"""Between looks at whether somebody wants to stop, while nothing is to do."""
+"""Between checks of the stop event while idle."""
 
 
 class Offline:
-    """One engine for all runs. Prompts are token ids, but where the workload has their text."""
+    """One engine for all runs. Prompts are token ids, except where the workload has text."""
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, object]) -> None:
         self._options = options
@@ -56,7 +58,7 @@ class Offline:
             started_at=started_at,
             outcomes=sent(run.outcomes()),
             end=end,
-            lateness=None,  # who comes during a step is heard after it, as by a server: that is no delay of a client
+            lateness=None,  # a request that arrives during a step is read after it, as in a server; no delay of a client
             lag=None,
             salt=salt,
             warmup=self._options.warmup,
@@ -68,11 +70,11 @@ class Offline:
         for number, one in enumerate(workload.requests):
             tokens = one.input_tokens + one.output_tokens
             if tokens > longest:
-                problem = f"request {number} has {tokens} tokens; the engine serves {longest} at most"
+                problem = f"request {number} has {tokens} tokens; the engine accepts at most {longest}"
                 raise InvalidParameterError(f"{problem}: clip with --max-input and --max-output", "workload")
 
     def _prompts(self, workload: Workload, salt: str) -> list[Sequence[int]]:
-        """Made before the run, which they would disturb."""
+        """Made before the run, so that making them does not disturb it."""
         source = IdSource(self._llm.model.network.shape.vocab, workload.block_tokens, salt)
         made = (source.prompt(number, one) for number, one in enumerate(workload.requests))
         return [self._llm.model.tokenizer.encode(one, special=True) if isinstance(one, str) else one for one in made]

@@ -30,7 +30,7 @@ from twostep.workload.definition import Workload
 SECRET = ("--api-key", "--header")
 
 Runner = Callable[[Workload, Mode, asyncio.Event], Awaitable[tuple[RunRecord, tuple[Step, ...]]]]
-"""A server does not tell its steps."""
+"""Runs one workload. Steps are empty for a server, which does not report them."""
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop(asyncio.Event):
-    """Set by the first signal that came."""
+    """Set by the first signal received."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,17 +52,18 @@ class Stop(asyncio.Event):
 
 @contextmanager
 def interrupts() -> Iterator[Stop]:
-    """Set by SIGINT, SIGTERM and SIGHUP, but for those that are ignored, as SIGHUP is under nohup. Only in the main
-    thread's event loop; whoever handled them before does so again afterwards."""
+    """An event that SIGINT, SIGTERM and SIGHUP set, except those that the process ignores (SIGHUP under nohup).
+
+    Works only in the event loop of the main thread. Restores the previous handlers at the end."""
     loop, stop = asyncio.get_running_loop(), Stop()
     before = {which: signal.getsignal(which) for which in ASKING}
-    heard = [which for which in ASKING if before[which] is not signal.SIG_IGN]
-    for which in heard:
+    handled = [which for which in ASKING if before[which] is not signal.SIG_IGN]
+    for which in handled:
         loop.add_signal_handler(which, stop.ask, which)
     try:
         yield stop
     finally:
-        for which in heard:
+        for which in handled:
             loop.remove_signal_handler(which)
             signal.signal(which, before[which])
 
@@ -71,12 +72,12 @@ def interrupts() -> Iterator[Stop]:
 
 
 class Measuring:
-    """All runs of one command. `result` has what there is, whatever ended them, and so has --out after each."""
+    """All runs of one command. `result()` and --out contain all complete runs, even after an error or a signal."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Raises `InvalidParameterError`."""
         self.ended_by: signal.Signals | None = None
-        """The signal that ended it before it was done."""
+        """The signal that ended the measurement early."""
         self._options, self._loads = options, Loads(options)
         self._limits = parse_limits(options.goodput)
         self._runs: list[Run] = []
@@ -97,7 +98,7 @@ class Measuring:
                 with _runner(self._options) as run_one:
                     await self._levels(partial(self._measured, run_one, stop))
             except TwostepError:
-                if stop.by is None:  # else it is of the run that the signal ended
+                if stop.by is None:  # otherwise the error is a consequence of the signal
                     raise
             self.ended_by = stop.by
 
@@ -111,7 +112,7 @@ class Measuring:
                 break
 
     async def _measured(self, run_one: Runner, stop: Stop, level: float | None) -> Run | None:
-        """None: whoever waits has had enough."""
+        """Runs one level. Returns None if a signal stopped it."""
         load = self._loads.at(level)
         StatusLine().say(load.words())
         record, steps = await run_one(load.workload, load.mode, stop)
@@ -121,7 +122,7 @@ class Measuring:
         return None if stop.is_set() else self._runs[-1]
 
 
-# --- whom to ask --------------------------------------------------------------------------------------------------
+# --- the target --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -138,7 +139,7 @@ def _runner(options: argparse.Namespace) -> Iterator[Runner]:
 async def _run_served(
     options: argparse.Namespace, target: Target, workload: Workload, mode: Mode, stop: asyncio.Event
 ) -> tuple[RunRecord, tuple[Step, ...]]:
-    take_short_turns()  # a server on the same machine would keep us from seeing when its tokens come
+    take_short_turns()  # a server on the same machine would delay this client and distort token times
     line = LiveLine()
     try:
         return await run_load(workload, target, mode, _run_options(options), line, stop), ()
@@ -162,7 +163,7 @@ def _target(options: argparse.Namespace) -> Target:
 
 
 def _run_options(options: argparse.Namespace) -> Options:
-    """A salt of its own for each run: otherwise its prompts would lie in the prefix cache since the run before."""
+    """Each run gets a new salt, so that its prompts are not in the prefix cache from the previous run."""
     return Options(
         salt=options.salt or secrets.token_hex(4),
         warmup=options.warmup,
@@ -175,7 +176,7 @@ def _run_options(options: argparse.Namespace) -> Options:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
-        raise InvalidParameterError(f"--header is {text!r}; it has to be NAME:VALUE", "header")
+        raise InvalidParameterError(f"--header is {text!r}; it must have the form NAME:VALUE", "header")
     return name.strip(), value.strip()
 
 
@@ -187,12 +188,12 @@ def _extra(text: str | None) -> dict[str, object]:
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise InvalidParameterError(f"--extra is {text!r}; it has to be a JSON object", "extra")
+        raise InvalidParameterError(f"--extra is {text!r}; it must be a JSON object", "extra")
     return fields
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:
-    """Without what is nobody else's business."""
+    """The command line with secrets replaced by dots."""
     shown, is_secret = ["twostep"], False
     for word in words:
         name, equals, _ = word.partition("=")

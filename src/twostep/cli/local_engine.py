@@ -21,13 +21,14 @@ from twostep.store.resolve import resolve
 from twostep.store.wheel_download import FetchProgress
 
 STEP_TOKENS = 512
-"""Wide enough for the kernels' full speed; wider ones would only take memory."""
+"""Enough for the full speed of the kernels, and few enough that Ctrl-C acts between chunks of a long prompt."""
 
 
 def answer(options: argparse.Namespace, prompt: str, params: SamplingParams, show: Callable[[str], None]) -> list[str]:
-    """Hands each piece of the answer's text to `show` when it comes. Returns where the time went, in lines.
+    """Passes each piece of the answer's text to `show`. Returns lines of timings.
 
-    Raises `SamplingError` where no token can be chosen, and `TwostepError` for what cannot be loaded or answered.
+    Raises `SamplingError` if no token can be sampled, and `TwostepError` if the model cannot be loaded or the prompt
+    cannot be answered.
     """
     path = resolve(options.model, FetchProgress())
     started_s = perf_counter()
@@ -49,7 +50,7 @@ def answer(options: argparse.Namespace, prompt: str, params: SamplingParams, sho
 
 
 def _config(options: argparse.Namespace, tokens: int) -> EngineConfig:
-    """A KV cache that holds this one sequence, and nothing that only others would gain by."""
+    """A KV cache for one sequence, without prefix caching."""
     return EngineConfig(
         max_num_seqs=1,
         max_model_len=tokens,
@@ -86,13 +87,13 @@ def _engine_line(engine: Engine) -> str:
 
 
 def engine_line(*, isa: str, threads: int, file_bytes: int, weight_bytes: int, kv_bytes: int) -> str:
-    """What the native executor made of the file."""
+    """Instruction set, threads, and sizes of weights and KV cache."""
     sizes = f"weights {_mib(file_bytes)} in the file, {_mib(weight_bytes)} repacked in memory"
     return f"engine   {isa}, {threads} threads; {sizes}; KV cache {_mib(kv_bytes)}"
 
 
 def timeline_lines(timeline: Timeline, prompt_tokens: int) -> Iterator[str]:
-    """The steps of an answer. The first token comes from prefill: decode made the others."""
+    """Queue, prefill and decode times of an answer. The first token belongs to prefill."""
     queue_s, prefill_s, ttft_s = timeline.queue_s, timeline.prefill_s, timeline.ttft_s
     if queue_s is None or prefill_s is None or ttft_s is None:
         return
@@ -117,7 +118,7 @@ def _mib(count: int) -> str:
 
 
 class LocalPartner:
-    """An engine for one conversation: what was said before is found in the prefix cache."""
+    """An engine for one conversation; the prefix cache holds its earlier messages."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._params = SamplingParams(

@@ -43,7 +43,7 @@ def _catalogue_rows() -> list[tuple[str, ...]]:
 
 
 def _other_rows() -> list[tuple[str, ...]]:
-    """Files that the catalogue does not know, under the name that `--model` takes."""
+    """Files that are not in the catalogue, with the name that `--model` accepts."""
     from twostep.store.catalogue import CATALOGUE, cached_files
     from twostep.store.wheel_download import megabytes
 

@@ -1,4 +1,4 @@
-"""From what the command line says to what an executor is asked: the prompt's tokens and how long the answer may be."""
+"""The prompt of `generate` and `chat`: checks of the options, its tokens, and the length of the answer."""
 
 import argparse
 import os
@@ -14,22 +14,24 @@ DEFAULT_MAX_TOKENS = 512
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """What needs no model to be seen. Raises `InvalidParameterError`."""
+    """Checks that need no model. Raises `InvalidParameterError`."""
     if options.raw and options.system is not None:
-        raise InvalidParameterError("--system needs the chat template, which --raw leaves out: give one of the two")
+        raise InvalidParameterError("--system needs the chat template, which --raw disables: give one of the two")
     if options.threads is not None and options.executor != "native":
-        raise InvalidParameterError("--threads is for the native executor; the reference follows numpy")
+        raise InvalidParameterError(
+            "--threads is for the native executor; numpy sets the threads of the reference executor"
+        )
     if options.max_tokens is not None and options.max_tokens < 1:
-        raise InvalidParameterError(f"--max-tokens is {options.max_tokens}; it has to be at least 1")
+        raise InvalidParameterError(f"--max-tokens is {options.max_tokens}; it must be at least 1")
     check_threads(options.threads)
 
 
 def check_threads(threads: int | None) -> None:
-    """Raises `InvalidParameterError` for none at all and for more than the machine has CPUs."""
+    """Raises `InvalidParameterError` for less than 1 and for more than the number of CPUs."""
     if threads is not None and threads < 1:
-        raise InvalidParameterError(f"--threads is {threads}; it has to be at least 1")
+        raise InvalidParameterError(f"--threads is {threads}; it must be at least 1")
     if threads is not None and threads > (cpus := os.cpu_count() or 1):
-        raise InvalidParameterError(f"--threads is {threads}; this machine has {cpus} CPUs, and more only wait")
+        raise InvalidParameterError(f"--threads is {threads}; it must be at most {cpus}, the number of CPUs")
 
 
 def read_prompt(options: argparse.Namespace) -> str:
@@ -46,25 +48,25 @@ def read_prompt(options: argparse.Namespace) -> str:
 
 
 def encode(model: "LoadedModel", prompt: str, options: argparse.Namespace) -> list[int]:
-    """The prompt's tokens. The chat template writes the beginning-of-sequence token itself, if there is one.
+    """The tokens of the prompt. The chat template adds the beginning-of-sequence token, if any.
 
-    Raises `InvalidParameterError` if there are none: the vocabulary may lack what few characters there are.
+    Raises `InvalidParameterError` if there are none: the vocabulary may lack all characters of the prompt.
     """
     if options.raw:
         tokens = model.tokenizer.encode_raw(prompt, parse_special=options.parse_special is not False)
     else:
-        template = model.template  # its process starts here and works while the tokenizer loads
+        template = model.template  # its process starts here and runs while the tokenizer loads
         tokenizer = model.tokenizer
         conversation = template.render(_messages(prompt, options.system), add_generation_prompt=True)
         given = [] if options.parse_special else conversation.given
         tokens = tokenizer.encode_given(conversation.text, given, add_bos=False)
     if not tokens:
-        raise InvalidParameterError("the prompt has nothing that this model's vocabulary knows")
+        raise InvalidParameterError("the prompt has no tokens in the vocabulary of this model")
     return tokens
 
 
 def print_notes(model: "LoadedModel") -> None:
-    """Says on standard error what was wrong with the weight file and was put right."""
+    """Prints to standard error which defects of the weight file were corrected."""
     for note in model.tokenizer.vocabulary.notes():
         print(f"twostep: {model.path.name}: {note}", file=sys.stderr)
 
@@ -75,13 +77,13 @@ def _messages(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 
 def answer_limit(prompt_tokens: int, asked: int | None, context: int) -> int:
-    """How many tokens the answer may have. Raises `InvalidParameterError` if prompt and answer exceed the context."""
+    """Maximum tokens of the answer. Raises `InvalidParameterError` if prompt and answer exceed the context."""
     if prompt_tokens >= context:
-        raise InvalidParameterError(f"the prompt has {prompt_tokens} tokens, the model's context only {context}")
+        raise InvalidParameterError(f"the prompt has {prompt_tokens} tokens, but the context of the model is {context}")
     room = context - prompt_tokens
     if asked is None:
         return min(DEFAULT_MAX_TOKENS, room)
     if asked > room:
-        left = f"context of {context} tokens, {prompt_tokens} of them the prompt's"
+        left = f"the context has {context} tokens, the prompt takes {prompt_tokens}"
         raise InvalidParameterError(f"--max-tokens is {asked}; at most {room} fit: {left}")
     return asked

@@ -20,15 +20,15 @@ from twostep.cli.chat import Message, Said
 from twostep.errors import TwostepError
 
 PATIENCE = Patience(stall_s=1e8, request_s=1e8)
-"""An answer may take any time, as Ctrl-C stops it. How long a connection may take `find_address` knows."""
+"""No time limit for answers, as Ctrl-C stops them. `find_address` limits the time to connect."""
 
 
 class ServerError(TwostepError):
-    """The server answers with an error, or not as it should: what it says."""
+    """The server answered with an error, or not as an OpenAI-compatible server should: gives its message."""
 
 
 class Remote:
-    """A server by its address, with or without `/v1`. Raises `InvalidParameterError` if `url` is none."""
+    """A server at a URL, with or without `/v1`. Raises `InvalidParameterError` for an invalid URL."""
 
     def __init__(self, url: str, api_key: str | None, trust: Trust) -> None:
         self.url = base_url(url)
@@ -43,9 +43,9 @@ class Remote:
 
     @contextmanager
     def response(self, method: str, path: str, body: object = None) -> Iterator[Iterator[bytes]]:
-        """The body of a successful answer as it comes. Raises as `get`, when it is read.
+        """The body of a successful reply, in pieces as they arrive. Raises as `get`, while it is read.
 
-        Leaving closes the connection, by which a server knows that nobody waits any more.
+        Leaving the context closes the connection, which cancels the request on the server.
         """
         sent = b"" if body is None else json.dumps(body).encode()
         with closing(_Exchange(self.url, self._trust, Request(method, path, self._headers, sent))) as running:
@@ -53,7 +53,7 @@ class Remote:
 
 
 class _Exchange:
-    """One request; a `Reader` that hands its reply on."""
+    """One request; a `Reader` that passes its reply on."""
 
     def __init__(self, url: str, trust: Trust, request: Request) -> None:
         self._url, self._trust, self._request = url, trust, request
@@ -74,7 +74,7 @@ class _Exchange:
             raise ServerError(f"{self._url}{self._request.path}: {told(failure)}")
 
     def close(self) -> None:
-        """Ends what is under way; Ctrl-C may have come at any point of it."""
+        """Cancels everything that is running; Ctrl-C may have interrupted it at any point."""
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
@@ -103,22 +103,22 @@ class _Exchange:
         return False
 
     def end(self) -> None:
-        """All is there."""
+        """Nothing to do at the end of the reply."""
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """Raises `ServerError` if it is none."""
+    """Parses a JSON object. Raises `ServerError` if it is not one."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise ServerError(f"no JSON object came, but {data[:60]!r}; is it an OpenAI-compatible server?")
+        raise ServerError(f"the reply is not a JSON object: {data[:60]!r}; is it an OpenAI-compatible server?")
     return value
 
 
 class RemotePartner:
-    """Asks the server for its models if none is named."""
+    """Asks the server for its models if none was given."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._server = Remote(options.url, connection.api_key(options), connection.trust(options))
@@ -140,7 +140,7 @@ class RemotePartner:
                         yield text
 
     def close(self) -> None:
-        """Each answer has its own connection, which is closed with it."""
+        """Nothing to close: each answer closes its own connection."""
 
     def _first_model(self) -> str:
         models = self._server.get("/models")
@@ -151,7 +151,7 @@ class RemotePartner:
 
 
 def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects of a stream up to its end mark. Raises `ServerError` for an error event and a stream without end."""
+    """The JSON objects of a stream up to `[DONE]`. Raises `ServerError` for an error event and a stream without end."""
     parser = SseParser()
     for chunk in chunks:
         try:
@@ -165,4 +165,4 @@ def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
             if event.kind == ERROR or "error" in value:
                 raise ServerError(one_line(error_in(event.data)))
             yield value
-    raise ServerError("the server ended the answer before its end")
+    raise ServerError("the server closed the stream before [DONE]")
