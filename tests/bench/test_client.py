@@ -259,11 +259,11 @@ TOO_MANY = b'{"error": {"message": "the queue\\nis full", "type": "queue_full"}}
 @pytest.mark.parametrize(
     ("answer", "kind", "detail", "tokens"),
     [
-        (then(*THREE[:2]), FailureKind.DROPPED, "closed before the reply was whole", 2),
-        (then(*THREE), FailureKind.DROPPED, "closed before the reply was whole", 3),
+        (then(*THREE[:2]), FailureKind.DROPPED, "closed before the reply was complete", 2),
+        (then(*THREE), FailureKind.DROPPED, "closed before the reply was complete", 3),
         (stream(*THREE[:2]), FailureKind.DROPPED, "without finish_reason", 2),
-        (raw(b""), FailureKind.DROPPED, "closed before the reply was whole", 0),
-        (raw(b"HTTP/1.1 200"), FailureKind.DROPPED, "closed before the reply was whole", 0),
+        (raw(b""), FailureKind.DROPPED, "closed before the reply was complete", 0),
+        (raw(b"HTTP/1.1 200"), FailureKind.DROPPED, "closed before the reply was complete", 0),
         (raw(OK_HEAD + b"Content-Length: 500\r\n\r\ndata: "), FailureKind.DROPPED, "closed", 0),
         (raw(b"SSH-2.0-OpenSSH\r\n", hang=True), FailureKind.GARBAGE, "not HTTP: b'SSH-2.0", 0),
         (raw(b"\0" * 100000), FailureKind.GARBAGE, "not HTTP", 0),

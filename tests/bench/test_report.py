@@ -74,7 +74,7 @@ def test_a_run_in_the_terminal() -> None:
         "E2E   240.0  260.0  292.0  299.2  300.0  3 requests",
         "",
         "served      0.75 requests/s",
-        "tokens in   74 /s of prompts, counted by the server for 1 of 3, 64 tokens of them from its prefix cache",
+        "tokens in   74 /s of prompts, counted by the server for 1 of 3, 64 of them from its prefix cache",
         "tokens out  1.75 /s; 7 came, spread over chunks by their text in 1 of 3 replies",
         "goodput     0.5 requests/s, 50.0% of requests, with TTFT <= 200 ms, ITL <= 60 ms",
         "failed      1 connection dropped, such as: after 1 token",
@@ -85,9 +85,9 @@ def test_a_run_in_the_terminal() -> None:
 def test_how_tokens_were_counted_is_told_case_by_case() -> None:
     ways = [Counting.STATED, Counting.ASSUMED, Counting.ASSUMED, Counting.SPREAD]
     lines = {way: _tokens_out(outcome(0, 0, S, counted=way)) for way in Counting}
-    assert lines[Counting.STATED].endswith("1 came, counted by the server chunk by chunk")
+    assert lines[Counting.STATED].endswith("1 came, counted by the server for each chunk")
     assert lines[Counting.SPREAD].endswith("1 came, spread over chunks by their text in 1 of 1 replies")
-    assumed = "each chunk taken for one token, as the server gave no total,"
+    assumed = "counted as one per chunk, as the server gave no total,"
     assert lines[Counting.ASSUMED].endswith(f"1 came, {assumed} in 1 of 1 replies")
     mixed = _tokens_out(*(outcome(i, i * S, (i + 1) * S, counted=way) for i, way in enumerate(ways)))
     assert mixed.endswith(f"spread over chunks by their text in 1 of 4 replies, {assumed} in 2 of 4 replies")
@@ -238,7 +238,7 @@ def test_loads_whose_requests_wait_for_answers_are_drawn_at_what_was_due() -> No
     """Asked at 2 and 64 a second, of which 2 and 8 came about: the plot ends where the load did."""
     slow, fast = run(queue(2), rate=2), run(queue(8), rate=64)
     page = report(result(slow, fast))
-    assert page.count("requests due per second, fewer than asked for as some wait") == 4
+    assert page.count("offered requests per second (lower than requested, as some wait for answers)") == 4
     assert slow.offered is not None
     assert fast.offered is not None
     for figure in (latency_figure([fast, slow], "ttft"), rates_figure([slow, fast]), tokens_figure([slow, fast])):
@@ -250,7 +250,7 @@ def test_loads_whose_requests_wait_for_answers_are_drawn_at_what_was_due() -> No
 def test_loads_that_came_as_asked_are_drawn_at_what_was_asked() -> None:
     page = report(result(kept_to(2), kept_to(8)))
     assert "requests due per second" not in page
-    assert "requests asked per second" in page
+    assert "requests per second" in page
 
 
 def test_values_far_apart_get_a_logarithmic_axis_that_says_so() -> None:
@@ -407,7 +407,7 @@ def test_every_request_has_its_bars_and_failures_a_cross() -> None:
 def test_a_request_that_was_sent_late_shows_it() -> None:
     late = run([outcome(0, 0, S, sent_ns=S // 2)], late=Summary(0.5, 0.5, 0.5, 0.5, 0.5, 1))
     page = report(result(late))
-    assert "due, not sent: the client is late" in page
+    assert "due but not sent: the client is late" in page
     assert "bar unsent" in page
     assert "Open loop, 4 requests/s: the client was late" in page
 

@@ -132,7 +132,7 @@ def test_a_certificate_that_is_to_be_trusted(
         assert main(command) == 0
         assert capsys.readouterr().err.startswith(f"m at {tls}/v1; /help")
     else:
-        expected = {"explain": "the server has no finished request to explain", "bench": "status 400: nothing is answered here"}
+        expected = {"explain": "no finished request to explain", "bench": "status 400: nothing is answered here"}
         assert complaint(capsys, *command).endswith(expected[words[0]])
 
 

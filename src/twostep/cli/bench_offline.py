@@ -58,7 +58,7 @@ class Offline:
             started_at=started_at,
             outcomes=sent(run.outcomes()),
             end=end,
-            lateness=None,  # a request that arrives during a step is read after it, as in a server; no delay of a client
+            lateness=None,  # requests that arrive during a step are read after it, as in a server
             lag=None,
             salt=salt,
             warmup=self._options.warmup,

@@ -10,14 +10,14 @@ from twostep.bench.client.outcome import FailureError, FailureKind, garbage
 
 MAX_ID = 200
 MOST_TOKENS = 1 << 31
-"""A count from here on is none."""
+"""Larger counts are invalid."""
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-"""Of a delta: what a reader may see. Servers name the thoughts of a model in two ways."""
+"""Text fields of a delta. There are two names for reasoning text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """As the server counts; None where it does not say."""
+    """Token counts of the server; None where it does not report them."""
 
     input_tokens: int | None
     output_tokens: int | None
@@ -26,36 +26,35 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """`choices` may be none, as in the chunk that brings only the usage."""
+    """One chunk of a streamed answer. It may have no choices, as the chunk with the usage."""
 
     characters: int
-    """Of text, thoughts and arguments of tool calls."""
+    """Characters of text, reasoning, and arguments of tool calls."""
     has_choice: bool
     is_mute: bool
-    """It has a choice that neither begins nor ends the answer and has no text: perhaps a token that completes no
-    character."""
+    """It has a choice without text in the middle of the answer: possibly a token that ends within a character."""
     tokens: int | None
-    """In this chunk, if it says so."""
+    """Tokens in this chunk, if reported."""
     tokens_so_far: int | None
-    """Up to this chunk, if it says so."""
+    """Tokens up to and including this chunk, if reported."""
     usage: Usage | None
     finish_reason: str | None
     id: str
 
 
 def read_chunk(event: bytes) -> StreamChunk:
-    """Raises `FailureError` for an error that the server reports, and for what is not a chunk."""
+    """Raises `FailureError` if the event reports an error or is not a chunk."""
     body = _object(event)
     if body.get("error") is not None:
         raise FailureError(FailureKind.ERROR, _message_of(body))
     try:
         return _chunk(body)
     except (TypeError, AttributeError, KeyError) as error:
-        raise garbage(f"a chunk of another form ({error}): {event[:120]!r}") from None
+        raise garbage(f"malformed chunk ({error}): {event[:120]!r}") from None
 
 
 def error_in(text: bytes) -> str:
-    """What an error says, of any form."""
+    """The message of an error in any format."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -64,7 +63,7 @@ def error_in(text: bytes) -> str:
 
 
 def _message_of(body: Mapping[str, Any]) -> str:
-    """In OpenAI's form or any other."""
+    """The message in OpenAI's or any other format."""
     error = body.get("error") or body
     message = error.get("message") if isinstance(error, Mapping) else error
     return str(message or body)
@@ -76,12 +75,12 @@ def _object(event: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise garbage(f"not JSON: {event[:120]!r}") from None
     if not isinstance(body, dict):
-        raise garbage(f"no JSON object: {event[:120]!r}")
+        raise garbage(f"not a JSON object: {event[:120]!r}")
     return body
 
 
 def _chunk(body: Mapping[str, Any]) -> StreamChunk:
-    """Raises `TypeError`, `AttributeError` or `KeyError` for another form."""
+    """Raises `TypeError`, `AttributeError` or `KeyError` for a malformed chunk."""
     choices = body["choices"]
     _check_single(choices)
     deltas = [choice.get("delta") or {} for choice in choices]
@@ -102,10 +101,10 @@ def _chunk(body: Mapping[str, Any]) -> StreamChunk:
 
 
 def _check_single(choices: list[Mapping[str, Any]]) -> None:
-    """One answer is asked for; tokens of a second would count as those of the first."""
+    """Raises `FailureError` for more than one choice: tokens of a second would be counted for the first."""
     if len(choices) > 1 or any(choice.get("index") for choice in choices):
         indices = ", ".join(str(choice.get("index")) for choice in choices)
-        raise garbage(f"choices {indices} in a chunk, where one was asked for, with index 0")
+        raise garbage(f"choices {indices} in a chunk; requested was one, with index 0")
 
 
 def _characters(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> int:
@@ -114,21 +113,21 @@ def _characters(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> int:
 
 
 def _is_text(value: object) -> bool:
-    """Raises `TypeError` unless it is text or nothing."""
+    """Whether it is text. Raises `TypeError` unless it is text or None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"text is a {type(value).__name__}")
     return value is not None
 
 
 def _calls(delta: Mapping[str, Any]) -> Iterator[Any]:
-    """Names and arguments of calls of tools, of which a stream brings pieces."""
+    """Pieces of the names and arguments of tool calls."""
     for call in delta.get("tool_calls") or ():
         function = call.get("function") or {}
         yield from (function.get("name"), function.get("arguments"))
 
 
 def _listed(choices: list[Mapping[str, Any]]) -> int | None:
-    """vLLM lists token ids where they are asked for."""
+    """Number of listed token ids; vLLM lists them on request."""
     lists = [ids for choice in choices if (ids := choice.get("token_ids")) is not None]
     return sum(map(len, lists)) if lists else None
 
@@ -149,42 +148,43 @@ def _so_far(usage: Usage | None, timings: Mapping[str, Any] | None) -> int | Non
 
 
 def _count(value: object) -> int | None:
-    """Raises `TypeError` for what is no number of tokens."""
+    """Raises `TypeError` unless it is a token count or None."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MOST_TOKENS:
-        raise TypeError(f"{short(value)} is no number of tokens")
+        raise TypeError(f"{short(value)} is not a token count")
     return value
 
 
 MAX_EVENT_BYTES = 1 << 20
 ERROR = b"error"
-"""Kind of events that bring one."""
+"""Type of events that report an error."""
 
 
 class Event(NamedTuple):
     data: bytes
     kind: bytes = b""
-    """Its `event` field."""
+    """The `event` field."""
 
 
 class SseParser:
-    """Gives each event when its last byte is there. Keeps at most `max_event_bytes` and one read."""
+    """Parses server-sent events incrementally (HTML standard, section 9.2.6). Buffers at most `max_event_bytes` and one
+    read."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max = max_event_bytes
         self._rest = bytearray()
-        """Of a line whose end has not come."""
+        """An incomplete line."""
         self._data: list[bytes] = []
-        """Of the event whose end has not come, by lines."""
+        """Data lines of an incomplete event."""
         self._size = 0
-        """Of `_data`, in bytes."""
+        """Bytes in `_data`."""
         self._kind = b""
         self._after_cr = False
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that end in these bytes. Raises `FailureError` for an event that is too long."""
-        if self._after_cr and data:  # a CR has ended the line already; an LF after it ends no other
+        """Returns the events completed by these bytes. Raises `FailureError` for an event that is too long."""
+        if self._after_cr and data:  # the CR already ended the line
             data, self._after_cr = data.removeprefix(b"\n"), False
         events = [event for line in self._lines(data) if (event := self._line(line)) is not None]
         if len(self._rest) + self._size > self._max:
@@ -192,7 +192,7 @@ class SseParser:
         return events
 
     def _lines(self, data: bytes) -> list[bytes]:
-        """Whole lines, without their ends."""
+        """Complete lines without line endings."""
         if b"\n" not in data and b"\r" not in data:
             self._rest += data
             return []
@@ -202,12 +202,12 @@ class SseParser:
         return [line.rstrip(b"\r\n") for line in lines]
 
     def _line(self, line: bytes) -> Event | None:
-        """The event if this line, an empty one, ends one that has data."""
+        """The event, if this line is empty and ends one with data."""
         if not line:
             return self._ended()
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
-        if name in (b"data", ERROR):  # older servers of llama.cpp put the data of an error into a field of that name
+        if name in (b"data", ERROR):  # older llama.cpp servers put the data of an error into a field of that name
             self._data.append(value)
             self._size += len(value) + 1
         if name == ERROR:

@@ -15,20 +15,20 @@ from twostep.errors import TargetError
 from twostep.workload.definition import WorkloadRequest
 
 FIRST_ID = 1000
-"""Token ids below may be special, or single bytes."""
+"""Lower token ids may be special tokens or single bytes."""
 _KEPT_BLOCKS = 8192
 
 
 class Source(Protocol):
-    """Makes prompts."""
+    """Makes the prompts of a workload."""
 
     def prompt(self, number: int, request: WorkloadRequest) -> Prompt:
-        """The same for the same arguments. Equal leading blocks have equal leading content."""
+        """Deterministic. Prompts with equal leading blocks have equal leading content."""
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """What content is made from. Another salt gives other content everywhere."""
+    """Random generators for the content. A different salt changes all content."""
 
     salt: str
 
@@ -40,7 +40,7 @@ class Seeds:
 
 
 class WordSource:
-    """English words, as many as `fit` says. A prompt that the workload has as text stays as it is."""
+    """English words; `fit` gives how many. Text of the workload is used unchanged."""
 
     def __init__(self, fit: Fit, block_tokens: int, salt: str) -> None:
         self._spans = Spans(fit, block_tokens)
@@ -60,9 +60,9 @@ class WordSource:
 
 
 class IdSource:
-    """Token ids from `FIRST_ID`, of a small vocabulary from its half, up to its size: lengths are exact.
+    """Random token ids from `FIRST_ID` (at most half the vocabulary) up to the vocabulary size: lengths are exact.
 
-    A prompt that the workload has as text stays as it is.
+    Text of the workload is used unchanged.
     """
 
     def __init__(self, vocabulary: int, block_tokens: int, salt: str) -> None:
@@ -82,20 +82,20 @@ class IdSource:
 
 
 class Spans:
-    """Which words of a prompt stand for which of its tokens, by place alone: so the same blocks at the same places
-    give the same words, though a block need not be a whole number of words."""
+    """Maps blocks of tokens to words, by position only: equal blocks at equal positions give equal words, although a
+    block need not be a whole number of words."""
 
     def __init__(self, fit: Fit, block_tokens: int) -> None:
         self._fit, self._block_tokens = fit, block_tokens
         self.largest = int(block_tokens / fit.per_word) + 1
-        """Words that a block may have at most."""
+        """Maximum words of a block."""
 
     def words(self, tokens: int) -> int:
-        """In the first `tokens` tokens, of which the overhead has its part."""
+        """Words in the first `tokens` tokens, which include the overhead."""
         return max(0, round((tokens - self._fit.overhead) / self._fit.per_word))
 
     def sizes(self) -> Iterator[int]:
-        """Words of the first block, the second, and so on without end."""
+        """Yields the number of words of each block, without end."""
         before = blocks = 0
         while True:
             blocks += 1
@@ -105,7 +105,7 @@ class Spans:
 
 
 def _joined(blocks: Iterator[Sequence[str]], sizes: Iterator[int], total: int) -> list[str]:
-    """The first words of each block, as many as its size says, until there are `total`."""
+    """Concatenates the first words of each block, as given by `sizes`, up to `total` words."""
     words: list[str] = []
     for block, size in zip(blocks, sizes, strict=False):
         words += block[:size]
@@ -153,16 +153,19 @@ WORDS = tuple(_TEXT.split())
 
 
 PROBES = (20, 60, 100)
-"""Words of each."""
+"""Words of each probe."""
 
 
 async def find_fit(client: Client, salt: str) -> Fit:
-    """From three prompts with an answer of one token each. Raises `TargetError` if the server does not count them."""
+    """Measures tokens per word with three prompts and one-token answers, as the tokenizer of the server is unknown.
+
+    Raises `TargetError` if the server does not report token counts.
+    """
     return fitted(PROBES, [await _tokens(client, words, salt) for words in PROBES])
 
 
 def fitted(words: Sequence[int], tokens: Sequence[int]) -> Fit:
-    """By least squares; a word is at least half a token, and the overhead no less than none."""
+    """Least squares; at least 0.5 tokens per word and no negative overhead."""
     slope, intercept = linear_regression(words, tokens)
     return Fit(overhead=max(0.0, intercept), per_word=max(0.5, slope))
 
@@ -174,7 +177,7 @@ async def _tokens(client: Client, words: int, salt: str) -> int:
         return outcome.input_tokens
     if outcome.failure:
         said = told(outcome.failure)
-        raise TargetError(f"{client.server.url}: a prompt of {words} words was not answered: {said}")
+        raise TargetError(f"{client.server.url}: a probe prompt of {words} words failed: {said}")
     raise TargetError(
-        f"{client.server.url} does not report usage, so lengths of prompts cannot be known; give tokens per word"
+        f"{client.server.url} does not report usage, so prompt lengths are unknown; set --tokens-per-word"
     )

@@ -1,4 +1,4 @@
-"""What one run of a workload against a server leaves: outcomes, and how well the client itself did."""
+"""The record of one run of a workload: the outcome of each request, and how punctual the client was."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,18 +8,18 @@ from twostep.bench.client.outcome import Outcome
 from twostep.metrics.summary import Summary
 
 LATE_S = 0.010
-"""A client whose own delays have a p99 above this measured itself as well as the server."""
+"""If the p99 of the client's own delays is above this, the figures are not only those of the server."""
 
 
 @dataclass(frozen=True)
 class Open:
-    """Each request is sent when it is due, whatever became of the others; one that comes after another is due so long
-    after that one's end."""
+    """Open loop: each request is sent at its arrival time, whatever the state of others. A request with `after` is due
+    that long after the other one has ended."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """So many clients; each asks the next when its reply is whole. Arrival times have no meaning."""
+    """Closed loop: each client sends the next request when its answer is complete. Arrival times are ignored."""
 
     clients: int
 
@@ -28,7 +28,7 @@ Mode = Open | Closed
 
 
 class End(StrEnum):
-    """Why a run was over."""
+    """Why a run ended."""
 
     WHOLE = "whole"
     INTERRUPTED = "interrupted"
@@ -37,14 +37,14 @@ class End(StrEnum):
 
 @dataclass(frozen=True)
 class Server:
-    """What was asked, without secrets."""
+    """The measured server, without secrets."""
 
     url: str
     endpoint: str
     """`completions` or `chat`."""
     model: str
     owner: str = ""
-    """`owned_by` of the model, which tells kinds of servers apart; empty if it did not say."""
+    """`owned_by` of the model, which identifies the kind of server; empty if not reported."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Fit:
     """Tokens that a server counts in a prompt of `words` words: `overhead + per_word * words`."""
 
     overhead: float
-    """Of the chat template and the begin-of-sequence token."""
+    """Tokens of the chat template and the beginning-of-sequence token."""
     per_word: float
 
 
@@ -69,20 +69,20 @@ class RunRecord:
     started_at: datetime
     """UTC."""
     outcomes: tuple[Outcome, ...]
-    """Of the requests that were sent, in order of their number."""
+    """Outcomes of all requests that were sent, in order of their number."""
     end: End
     lateness: Summary | None
-    """Seconds from when requests were due until they were sent; None if nothing was sent."""
+    """Seconds by which requests were sent after they were due; None if none was sent."""
     lag: Summary | None
-    """Seconds by which the client's own timers came late during the run: so late may any of its time stamps be."""
+    """Seconds by which timers of the client fired late: any of its time stamps may be late by this much."""
     salt: str
-    """Prompts are made from it: another salt makes others, so that they are not found in a prefix cache."""
+    """Seed of the prompt content; a new salt avoids hits in the prefix cache."""
     fit: Fit | None = None
-    """How lengths in tokens became words; None where prompts are token ids or given as text."""
+    """Tokens per word used for prompts; None if prompts are token ids or text of the workload."""
     warmup: int = 0
-    """Requests asked before, which are not among the outcomes."""
+    """Warm-up requests before the run; not in `outcomes`."""
 
     @property
     def kept_pace(self) -> bool:
-        """Whether the client kept its own schedule: else its figures are not only the server's."""
+        """Whether the client kept its schedule; otherwise the figures are not only those of the server."""
         return all(summary is None or summary.p99 <= LATE_S for summary in (self.lateness, self.lag))

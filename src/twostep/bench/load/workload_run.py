@@ -26,24 +26,24 @@ ShowProgress = Callable[["RunProgress"], None]
 
 @dataclass(frozen=True)
 class Options:
-    """Of a run. Raises `InvalidParameterError`."""
+    """Options of a run. Raises `InvalidParameterError`."""
 
     salt: str
-    """Prompts are made from it. With that of an earlier run a server finds them in its prefix cache."""
+    """Seed of the prompt content. With the salt of an earlier run, prompts are found in the prefix cache."""
     warmup: int = 0
-    """Requests before the run, one after the other: the workload's first, of the same lengths but other content."""
+    """Warm-up requests, one after the other: the first of the workload, with the same lengths but other content."""
     limit_s: float | None = None
-    """The run ends after so long, with what there is."""
+    """The run ends after this time with the requests sent so far."""
     fit: Fit | None = None
-    """None: found by asking the server."""
+    """None: measured with probe requests."""
     vocabulary: int | None = None
-    """Prompts are token ids below it, in place of words."""
+    """If set, prompts are token ids below it instead of words."""
 
     def __post_init__(self) -> None:
         if self.vocabulary is not None and self.vocabulary < 2 * FIRST_ID:
             raise InvalidParameterError(
-                f"a vocabulary of {self.vocabulary}: token ids are taken from {FIRST_ID} up, so it has to have "
-                f"{2 * FIRST_ID} at least",
+                f"the vocabulary has {self.vocabulary} tokens; it must have at least {2 * FIRST_ID}, as token ids from "
+                f"{FIRST_ID} are used",
                 "vocabulary",
             )
 
@@ -56,10 +56,10 @@ async def run(
     show_progress: ShowProgress | None = None,
     stop: asyncio.Event | None = None,
 ) -> RunRecord:
-    """Asks all of the workload. `show_progress` is called some times a second; setting `stop` ends the run at once.
+    """Sends all requests of the workload. Calls `show_progress` several times a second; setting `stop` ends the run.
 
-    Requests that fail are outcomes. Raises `TargetError` if the server cannot be asked at all, or the run ends before
-    the first of them is sent, and `InvalidParameterError` for a workload or a mode that cannot be run.
+    Failed requests become outcomes. Raises `TargetError` if the server cannot be reached or the run ends before its
+    first request, and `InvalidParameterError` for a workload or mode that cannot be run.
     """
     _check(workload, target, mode, options)
     stop = stop or asyncio.Event()
@@ -86,7 +86,7 @@ async def run(
 
 
 def sent(outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
-    """The same. Raises `TargetError` for none."""
+    """Returns `outcomes`. Raises `TargetError` if it is empty."""
     if not outcomes:
         raise TargetError("the run ended before its first request was sent")
     return outcomes
@@ -96,13 +96,13 @@ def _check(workload: Workload, target: Target, mode: Mode, options: Options) -> 
     if not workload.requests:
         raise InvalidParameterError("the workload has no requests", "workload")
     if isinstance(mode, Closed) and mode.clients < 1:
-        raise InvalidParameterError(f"{mode.clients} clients; there has to be one at least", "concurrency")
+        raise InvalidParameterError(f"the number of clients is {mode.clients}; it must be at least 1", "concurrency")
     if options.vocabulary is not None and target.endpoint == "chat":
         raise InvalidParameterError("prompts of token ids need the endpoint completions", "endpoint")
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
-    """Raises `TargetError` if `stop` is set before the work is done, which then ends."""
+    """Runs `work`. Cancels it and raises `TargetError` if `stop` is set first."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +116,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _prepared(workload: Workload, target: Target, options: Options) -> tuple[Client, Fit | None]:
-    """Connects, asks how long words are, warms up."""
+    """Connects, measures tokens per word, and warms up."""
     client = await connect(target)
     fit = await _fit(workload, client, options)
     await _warm_up(workload, client, _source(workload, fit, options, f"{options.salt}/warm-up"), options.warmup)
@@ -124,7 +124,7 @@ async def _prepared(workload: Workload, target: Target, options: Options) -> tup
 
 
 async def _fit(workload: Workload, client: Client, options: Options) -> Fit | None:
-    """None where no prompt is made of words."""
+    """None if no prompt is made of words."""
     if options.vocabulary is not None or all(request.text is not None for request in workload.requests):
         return None
     return options.fit or await find_fit(client, options.salt)
@@ -137,7 +137,7 @@ def _source(workload: Workload, fit: Fit | None, options: Options, salt: str) ->
 
 
 async def _warm_up(workload: Workload, client: Client, source: Source, requests: int) -> None:
-    """Raises `TargetError` if one fails: so would the run."""
+    """Raises `TargetError` if a warm-up request fails, as the run would fail too."""
     for number, request in enumerate(islice(workload.requests, requests)):
         prompt = source.prompt(number, request)
         outcome = await client.ask(Ask(number, prompt, request.input_tokens, request.output_tokens, due_ns=0), 0)
@@ -148,20 +148,20 @@ async def _warm_up(workload: Workload, client: Client, source: Source, requests:
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 QUIET_S = 10
-"""Between lines that stay."""
+"""Seconds between lines when not on a terminal."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Of a run, up to now."""
+    """Progress of a run."""
 
     requests: int
     sent: int
     done: int
-    """Well or not."""
+    """Successful or failed."""
     failed: int
     tokens: int
-    """Chunks with text, of answers that are still coming."""
+    """Tokens of ended requests, and chunks with text of running ones."""
     elapsed_s: float
 
     def __str__(self) -> str:
@@ -189,19 +189,21 @@ class LiveLine:
             self._line.say(str(progress))
 
     def clear(self) -> None:
-        """The run is over; what is printed next has the line to itself."""
+        """Removes the line at the end of the run."""
         self._line.clear()
 
 
 # --- open files -------------------------------------------------------------------------------------------------------
 
 SPARE = 64
-"""Files for everything else."""
+"""Open files reserved for everything else."""
 
 
 def make_room(mode: Mode, requests: int) -> int:
-    """Raises the process's limit of open files as far as it may and the run can need it; gives the connections that
-    fit. Raises `InvalidParameterError` if clients of a closed loop do not, or not one connection does."""
+    """Raises the open-file limit of the process as far as needed and allowed. Returns the possible connections.
+
+    Raises `InvalidParameterError` if these are fewer than the clients of a closed loop, or none.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(mode.clients, requests) if isinstance(mode, Closed) else requests
     wanted = most + SPARE
@@ -209,37 +211,37 @@ def make_room(mode: Mode, requests: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if isinstance(mode, Closed) and allowed < wanted:
-        message = f"{most} clients need {wanted} open files, this process may have {hard} (ulimit -Hn)"
+        message = f"{most} clients need {wanted} open files; the limit of this process is {hard} (ulimit -Hn)"
         raise InvalidParameterError(message, "concurrency")
     room = max(allowed, soft) - SPARE
     if room < 1:
         raise InvalidParameterError(
-            f"{SPARE + 1} open files are needed at least, this process may have {hard} (ulimit -Hn)"
+            f"at least {SPARE + 1} open files are needed; the limit of this process is {hard} (ulimit -Hn)"
         )
     return room
 
 
-# --- the loop ---------------------------------------------------------------------------------------------------------
+# --- the loop --------------------------------------------------------------------------------------------------------
 
 TICK_S = 0.05
-"""Between looks at how late the client's own timers come."""
+"""Interval at which the lateness of the client's timers is measured."""
 TICKS_PER_REPORT = 5
 
 
 class Running:
-    """One run, from its begin to its end."""
+    """The loop of one run: sends due requests, collects outcomes, measures its own lateness."""
 
     def __init__(self, workload: Workload, mode: Mode, client: Client, source: Source, room: int) -> None:
-        """`room`: so many connections at a time are possible."""
+        """`room`: maximum number of connections at a time."""
         self.lateness_s: list[float] = []
-        """Of each request that was sent."""
+        """Of each request that was sent, in seconds."""
         self.lag_s: list[float] = []
         self._requests, self._client, self._source, self._room = workload.requests, client, source, room
         self._schedule = schedule(workload.requests, mode)
         self._prepared: tuple[int, Prompt] | None = None
         """Number and prompt of the request that is probably next."""
         self._tasks: dict[int, asyncio.Task[Outcome]] = {}
-        """Of requests that have been sent and not ended."""
+        """Running requests by number."""
         self._outcomes: dict[int, Outcome] = {}
         self._failed = self._tokens = 0
         self._defect: BaseException | None = None
@@ -247,9 +249,9 @@ class Running:
         self._origin_ns = monotonic_ns()
 
     async def run(self, stop: asyncio.Event, limit_s: float | None, show_progress: ShowProgress | None) -> End:
-        """Until all requests have ended, `stop` is set or the time is over.
+        """Runs until all requests have ended, `stop` is set, or the time limit is reached.
 
-        Raises `TargetError` when more requests are outstanding than this process can have connections.
+        Raises `TargetError` if more connections are needed than this process can open.
         """
         self._origin_ns = monotonic_ns()
         driving, stopping = asyncio.create_task(self._drive()), asyncio.create_task(stop.wait())
@@ -263,22 +265,22 @@ class Running:
         return end
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Of the requests that were sent, by number."""
+        """The outcomes of all requests that were sent, ordered by number."""
         return tuple(self._outcomes[number] for number in sorted(self._outcomes))
 
-    # --- what is due ----------------------------------------------------------------------------------------------
+    # --- due requests -------------------------------------------------------------------------------------------------
 
     async def _drive(self) -> None:
         while len(self._outcomes) < len(self._requests):
             for number, due_ns in self._schedule.take(self._now_ns()):
                 self._send(number, due_ns)
             self._prepare()
-            await self._something(self._schedule.next_ns())
+            await self._wait(self._schedule.next_ns())
             if self._defect:
                 raise self._defect
 
-    async def _something(self, next_ns: int | None) -> None:
-        """Waits until a request has ended or the time has come."""
+    async def _wait(self, next_ns: int | None) -> None:
+        """Waits until a request has ended or it is `next_ns`."""
         self._wake.clear()
         loop = asyncio.get_running_loop()
         timer = loop.call_later((next_ns - self._now_ns()) / 1e9, self._wake.set) if next_ns is not None else None
@@ -291,8 +293,8 @@ class Running:
     def _send(self, number: int, due_ns: int) -> None:
         if len(self._tasks) >= self._room:
             raise TargetError(
-                f"{self._client.server.url}: {len(self._tasks)} requests are outstanding, and this process may open "
-                "no more files (ulimit -Hn); ask more slowly"
+                f"{self._client.server.url}: {len(self._tasks)} requests are running, and this process cannot open "
+                "more files (ulimit -Hn); use a lower rate"
             )
         request, prompt = self._requests[number], self._prompt(number)
         ask = Ask(number, prompt, request.input_tokens, request.output_tokens, due_ns)
@@ -306,17 +308,17 @@ class Running:
         return self._source.prompt(number, self._requests[number])
 
     def _prepare(self) -> None:
-        """So that making a prompt keeps no request waiting that is due."""
+        """Makes the next prompt in advance, so that it does not delay a request that is due."""
         number = self._schedule.ahead()
         if number is not None:
             self._prepared = number, self._prompt(number)
 
-    # --- what ends --------------------------------------------------------------------------------------------------
+    # --- ended requests -----------------------------------------------------------------------------------------------
 
     def _ended(self, number: int, task: asyncio.Task[Outcome]) -> None:
         del self._tasks[number]
         self._wake.set()
-        if task.cancelled():  # before it could begin
+        if task.cancelled():  # before it started
             return
         if task.exception():
             self._defect = task.exception()
@@ -327,7 +329,7 @@ class Running:
         self._tokens += len(outcome.token_ns)
         self._schedule.ended(number, self._now_ns())
 
-    # --- itself -----------------------------------------------------------------------------------------------------
+    # --- own lateness and progress ------------------------------------------------------------------------------------
 
     def _now_ns(self) -> int:
         return monotonic_ns() - self._origin_ns
@@ -351,7 +353,7 @@ class Running:
 
 
 async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Ends them. Raises the first error that one of them ended with."""
+    """Cancels the tasks and waits for them. Raises the first error among their results."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()

@@ -33,19 +33,19 @@ from twostep.metrics.load import LoadSummary, RequestTimes
 from twostep.metrics.summary import Summary
 
 PERCENTILES = (("p50", 1), ("p90", 3), ("p99", 5))
-"""Which are drawn, and in which colours."""
+"""Percentiles that are drawn, with their colours."""
 TITLES = {
     "ttft": "Time to first token",
-    "itl": "Gap between tokens",
+    "itl": "Inter-token latency",
     "tpot": "Time per output token",
     "e2e": "End to end",
 }
 HIGH = "p90"
-"""The percentile of the frontier."""
+"""The percentile in the throughput-latency figures."""
 
 
 def load_figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """For runs by ascending load; nothing where it does not differ."""
+    """Figures over load, for runs in ascending order of load; none if all runs have the same load."""
     levels = [run for run in runs if run.level is not None]
     if len({run.level for run in levels}) < 2:
         return
@@ -58,7 +58,7 @@ def load_figures(runs: Sequence[Run]) -> Iterator[Figure]:
 
 
 def latency_figure(runs: Sequence[Run], name: str) -> Figure:
-    """Of requests, or of gaps, that were served. The limit on each of them is drawn where there is one."""
+    """Percentiles of a latency over load, with its limit if there is one."""
     series = [Series(percentile, colour, *_points(runs, name, percentile)) for percentile, colour in PERCENTILES]
     title = f"{TITLES[name]} ({name.upper()}) against load"
     if not any(one.points for one in series):
@@ -72,7 +72,7 @@ def latency_figure(runs: Sequence[Run], name: str) -> Figure:
 
 
 def rates_figure(runs: Sequence[Run]) -> Figure:
-    """How much of what was asked was served, and how much of it within the limits."""
+    """Served requests per second and goodput over load."""
     words = limit_words(runs[0].limits)
     loads = _loads(runs)
     series = [Series("served", 1, [(load, run.summary.request_rate) for load, run in loads])]
@@ -81,7 +81,7 @@ def rates_figure(runs: Sequence[Run]) -> Figure:
     x = _load_axis(runs)
     y = axis("requests/s", max(y for one in series for _, y in one.points))
     plane = Plane(x, y, room_for(["goodput"]))
-    marks = [] if isinstance(runs[0].record.mode, Closed) else _as_asked(plane)
+    marks = [] if isinstance(runs[0].record.mode, Closed) else _all_served_line(plane)
     title = "Requests served" + (", and goodput" if words else "")
     note = f"Goodput: requests per second with {words}." if words else ""
     return Figure(title, plane.draw(title, [*marks, *labelled_lines(plane, series)]), note)
@@ -101,7 +101,7 @@ def tokens_figure(runs: Sequence[Run]) -> Figure:
 
 
 def frontier_figure(runs: Sequence[Run], name: str) -> Figure:
-    """What latency has to be paid for throughput: right and low is good."""
+    """Latency against throughput; lower right is better."""
     served = [run for run in runs if getattr(run.summary, name) is not None]
     title = f"Throughput against {HIGH} {name.upper()}"
     if not served:
@@ -111,37 +111,41 @@ def frontier_figure(runs: Sequence[Run], name: str) -> Figure:
         f"{load_number(run)} {load_title(run)}: {x:.1f} tokens/s, {y:.1f} ms"
         for run, (x, y) in zip(served, points, strict=True)
     ]
-    x_axis = axis("output tokens/s, all requests together", max(x for x, _ in points))
+    x_axis = axis("output tokens/s, all requests", max(x for x, _ in points))
     plane = Plane(x_axis, fitting_axis(f"{HIGH} {name.upper()}, ms", [y for _, y in points]), room_for(["1234"]))
     series = Series("", 1, points, tips)
     labels = _free_labels(plane, [(*point, load_number(run)) for run, point in zip(served, points, strict=True)])
-    note = f"Each point is a run, labelled with its {load_title(runs[0])}. Right and low is good."
+    note = f"Each point is a run, labelled with its {load_title(runs[0])}. Lower right is better."
     return Figure(title, plane.draw(title, [line_of(plane, series), *dots(plane, series), *labels]), note)
 
 
 def load_title(run: Run) -> str:
-    return "clients" if isinstance(run.record.mode, Closed) else "requests asked per second"
+    return "clients" if isinstance(run.record.mode, Closed) else "requests per second"
 
 
 def _loads(runs: Sequence[Run]) -> list[tuple[float, Run]]:
-    """Each run at its place on the axis of loads, in order: what was asked for, or what was really due if requests that
-    waited for answers kept it below that in any of the runs."""
-    due = _is_by_due(runs)
+    """Runs with their position on the load axis, in order: the requested rate, or the offered rate if it was lower in any
+    run because requests waited for answers."""
+    due = _uses_offered_rate(runs)
     return sorted((((run.offered if due else run.level) or 0, run) for run in runs), key=lambda pair: pair[0])
 
 
-def _is_by_due(runs: Sequence[Run]) -> bool:
+def _uses_offered_rate(runs: Sequence[Run]) -> bool:
     return any(waits(run) for run in runs) and all(run.offered is not None for run in runs)
 
 
 def _load_axis(runs: Sequence[Run]) -> Axis | LogAxis:
-    """Logarithmic for loads that lie as far apart as those of a sweep do."""
-    title = "requests due per second, fewer than asked for as some wait" if _is_by_due(runs) else load_title(runs[0])
+    """Logarithmic for loads that span a wide range, as in a sweep."""
+    title = (
+        "offered requests per second (lower than requested, as some wait for answers)"
+        if _uses_offered_rate(runs)
+        else load_title(runs[0])
+    )
     return fitting_axis(title, [load for load, _ in _loads(runs)])
 
 
 def _points(runs: Sequence[Run], name: str, percentile: str) -> tuple[list[tuple[float, float]], list[str]]:
-    """With a tip for each."""
+    """Points with a tip for each."""
     served = [(load, run) for load, run in _loads(runs) if getattr(run.summary, name) is not None]
     points = [(load, 1000 * _value(run.summary, name, percentile)) for load, run in served]
     return points, [f"{number(x)}: {name.upper()} {percentile} {ms(y / 1000)} ms" for x, y in points]
@@ -161,18 +165,18 @@ def _limit(plane: Plane, value: float) -> list[str]:
     ]
 
 
-def _as_asked(plane: Plane) -> list[str]:
-    """The line on which all that was asked for is served."""
+def _all_served_line(plane: Plane) -> list[str]:
+    """The line on which all offered requests are served."""
     top = min(plane.x.top, plane.y.top)
-    values = (top * 1000 ** (i / 60 - 1) for i in range(61))  # a curve, where only the axis of loads is logarithmic
+    values = (top * 1000 ** (i / 60 - 1) for i in range(61))  # a curve if only the load axis is logarithmic
     return [
         polyline([(plane.across(value), plane.down(value)) for value in values], 'class="limit" fill="none"'),
-        text(plane.across(top * 0.6) - 8, plane.down(top * 0.6), "all that was asked", "end", 'class="tick"'),
+        text(plane.across(top * 0.6) - 8, plane.down(top * 0.6), "all requests served", "end", 'class="tick"'),
     ]
 
 
 def _free_labels(plane: Plane, labels: Sequence[tuple[float, float, str]]) -> Iterator[str]:
-    """Those that cover none before them; the last, which is the highest load, goes first."""
+    """Labels that overlap no earlier one, starting with the highest load."""
     taken = list[tuple[float, float, float]]()
     for x, y, words in reversed(labels):
         across, down, width = plane.across(x) + 8, plane.down(y) - 7, LETTER * len(words)
@@ -186,34 +190,34 @@ def _free_labels(plane: Plane, labels: Sequence[tuple[float, float, str]]) -> It
 # --- distributions ---------------------------------------------------------------------------------------------------
 
 POINTS = 400
-"""At most so many of a distribution are drawn."""
+"""Maximum points drawn per distribution."""
 WHAT = {
-    "ttft": ("Time to first token (TTFT)", "Of requests, from when each was due."),
-    "itl": ("Gap between tokens (ITL)", "Of all gaps between successive tokens; a long answer has many."),
+    "ttft": ("Time to first token (TTFT)", "Per request, from when it was due."),
+    "itl": ("Inter-token latency (ITL)", "Per gap between successive tokens; long answers have many."),
     "tpot": (
         "Time per output token (TPOT)",
-        "Of requests with two tokens and more: mean of the tokens after the first.",
+        "Per request with at least two tokens: mean over the tokens after the first.",
     ),
-    "e2e": ("End to end (E2E)", "Of requests, from when each was due to its last token."),
+    "e2e": ("End to end (E2E)", "Per request, from when it was due to its last token."),
 }
 
 
 class Shares(Axis):
-    """Per cent, with the percentile that the tables name."""
+    """Per cent, with ticks at the percentiles in the tables."""
 
     def ticks(self) -> list[float]:
         return [0, 25, 50, 75, 90, 100]
 
 
 def cdf_figures(runs: Sequence[Run]) -> Iterator[Figure]:
-    """One for each latency, with a line for each run that served anything."""
+    """One figure per latency, with a line for each run that served a request."""
     for name, (title, note) in WHAT.items():
         distributions = [_cumulative(sorted(_values(run, name))) for run in runs]
         yield Figure(title, _drawing(title, distributions), note)
 
 
 def cdf_legend(runs: Sequence[Run]) -> str:
-    """For all of these figures; nothing where there is one run."""
+    """The common legend of these figures; empty for one run."""
     entries = [(load_words(run), f"c{colour(i, len(runs))}") for i, run in enumerate(runs)]
     return legend_html(entries) if len(runs) > 1 else ""
 
@@ -222,7 +226,7 @@ def _drawing(title: str, distributions: Sequence[Sequence[Point]]) -> str:
     values = [x for points in distributions for x, _ in points]
     if not values:
         return ""
-    plane = Plane(fitting_axis("ms", values), Shares("% of values at most so long", 100, 25))
+    plane = Plane(fitting_axis("ms", values), Shares("% of values up to", 100, 25))
     lines = (
         polyline(
             [(plane.across(x), plane.down(y)) for x, y in staircase(points)],
@@ -234,14 +238,14 @@ def _drawing(title: str, distributions: Sequence[Sequence[Point]]) -> str:
 
 
 def _cumulative(ordered: Sequence[float]) -> list[Point]:
-    """Milliseconds, and per cent of values that are at most so long."""
+    """Milliseconds, and per cent of values up to that."""
     ranks = evenly(range(len(ordered)), POINTS)
     rises = [(1000 * ordered[rank], 100 * (rank + 1) / len(ordered)) for rank in ranks]
     return [(rises[0][0], 0.0), *rises] if rises else []
 
 
 def _values(run: Run, name: str) -> Iterator[float]:
-    """Of requests that were served, as the summary has them."""
+    """Values of served requests, as in the summary."""
     times = (outcome.times() for outcome in run.record.outcomes if outcome.failure is None)
     for request in times:
         yield from _of_request(request, name)

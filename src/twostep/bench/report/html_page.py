@@ -25,20 +25,20 @@ from twostep.bench.report.text_report import (
 )
 
 DETAILED = 6
-"""At most so many runs are shown one by one; figures over loads have all."""
+"""Maximum number of runs shown in detail; figures over load have all runs."""
 WORDS = (
-    "Times count from the moment a request was due, also where it was sent late. Percentiles of TTFT, TPOT and E2E are "
-    "of requests, those of ITL of gaps between tokens. Only requests that were served whole count, unless it says so."
+    "Times count from when a request was due, even if it was sent late. Percentiles of TTFT, TPOT and E2E are over "
+    "requests, those of ITL over gaps between tokens. Only completely served requests count, unless noted otherwise."
 )
 
 
 def write_report(result: Result, path: Path) -> None:
-    """Raises `ResultError` where it cannot be written."""
-    write_file(path, report(result).encode("utf-8", "replace"))  # a server may say lone surrogates
+    """Raises `ResultError` if the file cannot be written."""
+    write_file(path, report(result).encode("utf-8", "replace"))  # the text of a server may contain lone surrogates
 
 
 def report(result: Result) -> str:
-    """The page. Same result, same bytes."""
+    """The page. The same result gives the same bytes."""
     title = _title(result.runs)
     return "\n".join([
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
@@ -52,7 +52,7 @@ def report(result: Result) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    return f"Benchmark of {runs[0].record.server.model}" if runs else "Benchmark without a run"
+    return f"Benchmark of {runs[0].record.server.model}" if runs else "Benchmark without runs"
 
 
 def _body(result: Result) -> Iterator[str]:
@@ -72,13 +72,15 @@ def _body(result: Result) -> Iterator[str]:
     for run in shown:
         yield from _run(run)
     if len(shown) < len(runs):
-        yield f'<p class="note">{len(shown)} of {len(runs)} runs are shown one by one, and as distributions.</p>'
+        yield f'<p class="note">{len(shown)} of {len(runs)} runs are shown in detail and as distributions.</p>'
 
 
 def _lead(result: Result) -> str:
     client = result.client
-    asker = f"twostep {client.twostep} on {client.cpu}, {client.cpus} CPUs, {client.system}, Python {client.python}"
-    return f"{result.runs[0].record.server.url}, asked by {asker}" if result.runs else asker
+    client_words = (
+        f"twostep {client.twostep} on {client.cpu}, {client.cpus} CPUs, {client.system}, Python {client.python}"
+    )
+    return f"{result.runs[0].record.server.url}, measured by {client_words}" if result.runs else client_words
 
 
 def _run(run: Run) -> Iterator[str]:
@@ -90,7 +92,7 @@ def _run(run: Run) -> Iterator[str]:
 
 
 def _notes(result: Result, runs: Sequence[Run]) -> Iterator[str]:
-    """What has to be known before the rest."""
+    """Notes and warnings at the top of the page."""
     if result.sweep is not None and runs:
         yield f'<p class="note">Sweep: {escape(verdict_words(result.sweep, unit(runs[0])))}.</p>'
     for run in runs:

@@ -1,4 +1,4 @@
-"""Files that are written: tried before minutes of measuring, and never half there."""
+"""Output files: checked before the measurement, and replaced atomically."""
 
 import os
 from pathlib import Path
@@ -7,21 +7,21 @@ from twostep.errors import ResultError
 
 
 def check_outputs(*paths: Path | None) -> None:
-    """Raises `ResultError` for one that could not be written, and for two that are the same file."""
+    """Raises `ResultError` for a path that cannot be written, and for the same file given twice."""
     named = [path for path in paths if path is not None]
     for i, path in enumerate(named):
         _check(path)
         if path.resolve() in [other.resolve() for other in named[:i]]:
-            raise ResultError(f"{path} is named twice; each file is for one thing")
+            raise ResultError(f"{path} is given for two outputs; give two different files")
 
 
 def is_replaced(path: Path) -> bool:
-    """Whether what is written takes the place of what was there: a pipe or a terminal gets it all."""
+    """Whether writing replaces the content, as in a regular file; a pipe or a terminal receives every write."""
     return path.is_file() or not path.exists()
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Whoever reads `path` meanwhile sees the old content or the new one, whole. Raises `ResultError`."""
+    """Writes atomically: a concurrent reader sees the old or the new content. Raises `ResultError`."""
     try:
         if not is_replaced(path):
             path.write_bytes(content)
@@ -39,7 +39,7 @@ def write_file(path: Path, content: bytes) -> None:
 def _check(path: Path) -> None:
     try:
         if path.is_dir():
-            raise ResultError(f"{path}: is a folder; it has to be a file")
+            raise ResultError(f"{path}: is a folder; give a file")
         if not path.parent.is_dir():
             raise ResultError(f"{path}: no such folder")
         if path.exists():
@@ -52,6 +52,6 @@ def _check(path: Path) -> None:
 
 
 def _beside(path: Path) -> Path:
-    """In the same folder, else it could not take the other's place."""
+    """A temporary name in the same folder, so that it can be renamed."""
     whole = path.resolve()
     return whole.with_name(f".{whole.name}.{os.getpid()}")

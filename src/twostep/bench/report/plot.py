@@ -19,13 +19,13 @@ def line(x1: float, y1: float, x2: float, y2: float, attributes: str) -> str:
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", attributes: str = "") -> str:
-    """`anchor`: which of its ends lies at x: start, middle or end."""
+    """`anchor`: the part of the text at x: start, middle or end."""
     more = f" {attributes}" if attributes else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(words)}</text>'
 
 
 def circle(x: float, y: float, radius: float, attributes: str, tip: str = "") -> str:
-    """`tip` is shown while the pointer rests on it."""
+    """`tip` is shown on hover."""
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" {attributes}{_end("circle", tip)}'
 
 
@@ -35,13 +35,13 @@ def rect(x: float, y: float, width: float, height: float, attributes: str, tip: 
 
 
 def polyline(points: Sequence[Point], attributes: str) -> str:
-    """Straight from point to point; nothing for no points."""
+    """Straight lines between the points; empty without points."""
     places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{places}" {attributes}/>' if points else ""
 
 
 def drawing(width: float, height: float, title: str, parts: Iterable[str]) -> str:
-    """An element to stand in a page of HTML, as wide as there is room. `title` is for who cannot see it."""
+    """An SVG element for an HTML page, as wide as its container. `title` is the accessible name."""
     head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}">'
     return "\n".join([head, *parts, "</svg>"])
 
@@ -53,16 +53,16 @@ def _end(name: str, tip: str) -> str:
 # --- axes -------------------------------------------------------------------------------------------------------------
 
 TICKS = 5
-"""About so many on an axis."""
+"""Approximate number of ticks on an axis."""
 WIDE = 50
-"""Greatest by smallest value from which an axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 DECADES = 4
-"""More are not shown: what is smaller lies at the axis' begin."""
+"""Maximum decades of a logarithmic axis; smaller values are drawn at its start."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From zero. `top`: the greatest value shown; ticks lie at multiples of `step` up to it."""
+    """A linear axis from 0 to `top`, with ticks at multiples of `step`."""
 
     title: str
     top: float
@@ -72,20 +72,20 @@ class Axis:
         return [i * self.step for i in range(int(self.top / self.step + 1e-9) + 1)]
 
     def share(self, value: float) -> float:
-        """Where it lies: 0 at the axis' begin, 1 at its end."""
+        """Position of a value: 0 at the start of the axis, 1 at its end."""
         return value / self.top
 
 
 @dataclass(frozen=True)
 class LogAxis:
-    """From `low` to `top`, both of 1, 2 and 5 times a power of ten."""
+    """A logarithmic axis from `low` to `top`, both 1, 2 or 5 times a power of ten."""
 
     title: str
     low: float
     top: float
 
     def ticks(self) -> list[float]:
-        """At most twice `TICKS`: else the powers of ten alone."""
+        """Powers of ten with 2 and 5 in between; only powers of ten if that gives more than twice `TICKS`."""
         steps = _round_numbers(self.low, self.top)
         return steps if len(steps) <= 2 * TICKS else [step for step in steps if f"{step:e}".startswith("1.0")]
 
@@ -94,7 +94,7 @@ class LogAxis:
 
 
 def axis(title: str, most: float) -> Axis:
-    """From zero to at least `most`, with about five round ticks; to one where there is nothing to show."""
+    """A linear axis from 0 to at least `most`, with about five round ticks; to 1 if `most` is 0."""
     rough = (most or 1) / TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
@@ -102,7 +102,7 @@ def axis(title: str, most: float) -> Axis:
 
 
 def fitting_axis(title: str, values: Iterable[float]) -> Axis | LogAxis:
-    """Logarithmic where the values above zero lie far apart, which the title then says."""
+    """An axis for these values; logarithmic, and labelled so, if the positive values span a wide range."""
     above = [value for value in values if value > 0]
     if not above or max(above) < WIDE * min(above):
         return axis(title, max(above, default=0))
@@ -128,14 +128,14 @@ def _round_numbers(low: float, top: float) -> list[float]:
 # --- plane and series -------------------------------------------------------------------------------------------------
 
 LETTER = 7.6
-"""Width of a letter of a label, about."""
+"""Approximate width of a letter in a label."""
 LINE = 14.0
 """Height of a line of labels."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Sizes are in the units of the drawing, about pixels. The y axis' title stands above it, where it reads easily."""
+    """Two axes with grid and ticks. Sizes are in drawing units, about pixels. The title of the y axis is above it."""
 
     x: Axis | LogAxis
     y: Axis | LogAxis
@@ -146,7 +146,7 @@ class Plane:
     top: float = 34
     bottom: float = 42
     upright: bool = False
-    """With lines up from the ticks of x, for figures in which one looks for what happened at the same time."""
+    """Draw vertical grid lines, for figures over time."""
 
     def across(self, value: float) -> float:
         return self.left + (self.width - self.left - self.right) * self.x.share(value)
@@ -176,7 +176,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Series:
-    """`colour`: number of one of the page's. `tips`: one for each point, or none."""
+    """Points to draw. `colour`: index into the page's colours. `tips`: one per point, or none."""
 
     label: str
     colour: int
@@ -185,12 +185,12 @@ class Series:
 
 
 def room_for(labels: Iterable[str]) -> float:
-    """The margin that labels at the right of their lines need."""
+    """Right margin needed for labels at the end of lines."""
     return 24 + LETTER * max(map(len, labels), default=0)
 
 
 def labelled_lines(plane: Plane, series: Sequence[Series]) -> Iterator[str]:
-    """Each with its points, and its label where it ends; labels give way to each other."""
+    """Lines with their points and a label at the end; labels are moved apart."""
     drawn = [one for one in series if one.points]
     yield from (line_of(plane, one) for one in drawn)
     for one in drawn:
@@ -203,7 +203,7 @@ def labelled_lines(plane: Plane, series: Sequence[Series]) -> Iterator[str]:
 
 
 def line_of(plane: Plane, series: Series) -> str:
-    """Through the mean of points that lie above each other."""
+    """A line through the mean y of points with equal x."""
     columns = dict[float, list[float]]()
     for x, y in series.points:
         columns.setdefault(x, []).append(y)
@@ -218,7 +218,7 @@ def dots(plane: Plane, series: Series) -> Iterator[str]:
 
 
 def staircase(points: Sequence[Point]) -> list[Point]:
-    """Each value holds until the next x."""
+    """The corners of a step function: each value holds until the next x."""
     corners = list(points[:1])
     for (_, before), (x, y) in pairwise(points):
         corners += [(x, before), (x, y)]
@@ -226,7 +226,7 @@ def staircase(points: Sequence[Point]) -> list[Point]:
 
 
 def spread(wanted: Sequence[float], gap: float, last: float) -> list[float]:
-    """Places near the wanted ones, which ascend, with `gap` between them and none beyond `last`."""
+    """Positions near the `wanted` ones (ascending), at least `gap` apart and none beyond `last`."""
     places = list[float]()
     for place in wanted:
         places.append(max(place, places[-1] + gap) if places else place)
@@ -238,12 +238,12 @@ def spread(wanted: Sequence[float], gap: float, last: float) -> list[float]:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 COLOURS = 6
-"""The page has so many, from blue to orange; their order shows that of loads."""
+"""Number of colours in the page, from blue to orange, in order of load."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """`note`: what one has to know to read it. `legend`: words and the class that has their colour."""
+    """A figure of the report. `note`: explains how to read it. `legend`: labels, and the class of their colour."""
 
     title: str
     svg: str
@@ -252,7 +252,7 @@ class Figure:
     wide: bool = False
 
     def html(self) -> str:
-        drawn = self.svg or '<p class="nothing">Nothing to show: no such value was measured.</p>'
+        drawn = self.svg or '<p class="nothing">No data: no such value was measured.</p>'
         legend = legend_html(self.legend) if self.legend else ""
         note = f"<p>{escape(self.note)}</p>" if self.note else ""
         style = ' class="wide"' if self.wide else ""
@@ -260,18 +260,18 @@ class Figure:
 
 
 def legend_html(entries: Sequence[tuple[str, str]]) -> str:
-    """As the legend of a figure."""
+    """HTML of a legend."""
     keys = "".join(f'<span class="{style}"><i></i>{escape(words)}</span>' for words, style in entries)
     return f'<div class="legend">{keys}</div>'
 
 
 def evenly(items: Sequence[T], most: int) -> list[T]:
-    """At most so many of them, from the first to the last."""
+    """At most `most` of the items, evenly chosen from first to last."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def colour(i: int, of: int) -> int:
-    """Number of the colour of the i-th of several."""
+    """Index of the colour of item `i` of `of` items."""
     return 1 if of <= 1 else round(i * (COLOURS - 1) / (of - 1))

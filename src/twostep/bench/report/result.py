@@ -21,17 +21,17 @@ from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_lo
 from twostep.workload.definition import Workload
 
 MARK = "twostep bench result"
-"""The key that only such a file has; its value is the format."""
+"""The key that identifies the file; its value is the format version."""
 FORMAT = 2
 
 
 @dataclass(frozen=True)
 class ClientMachine:
-    """Where the load came from."""
+    """The machine that ran the client."""
 
     cpu: str
     cpus: int
-    """That this process may use."""
+    """CPUs available to the process."""
     system: str
     python: str
     twostep: str
@@ -40,12 +40,12 @@ class ClientMachine:
 
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What was to be asked, in tokens as the workload counts them. Its name and source are in the record."""
+    """Size of the workload, in tokens as the workload counts them. The record has its name and source."""
 
     requests: int
     input_tokens: int
     shared_tokens: int
-    """Of the input tokens, those that an earlier prompt begins with too."""
+    """Input tokens that are a prefix of an earlier prompt."""
     output_tokens: int
     texts: int = 0
     """Requests whose prompt is given as text."""
@@ -53,7 +53,7 @@ class WorkloadFacts:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of our own engine; nanoseconds since the run's begin."""
+    """One step of our own engine; nanoseconds since the start of the run."""
 
     start_ns: int
     end_ns: int
@@ -69,7 +69,7 @@ class Run:
     workload: WorkloadFacts
     limits: Limits
     rate: float | None = None
-    """Requests per second that the workload was scaled to; None in a closed loop, or where it came as it is."""
+    """Requests per second that the workload was scaled to; None in a closed loop and for unscaled workloads."""
     steps: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def level(self) -> float | None:
-        """Of its load: requests per second, or clients of a closed loop."""
+        """The load: requests per second, or clients of a closed loop."""
         mode = self.record.mode
         return mode.clients if isinstance(mode, Closed) else self.rate
 
@@ -92,26 +92,26 @@ class Run:
 
     @property
     def kept_up(self) -> bool:
-        """Whether the server did; a closed loop waits for it."""
+        """Whether the server kept up with the load; always true for a closed loop."""
         is_open = isinstance(self.record.mode, Open)
         return not is_open or kept_up([one.times() for one in self.record.outcomes], self.limits)
 
     @property
     def offered(self) -> float | None:
-        """Requests per second that were really due; fewer than `rate` where some wait for others. None in a closed
-        loop, and where all came at once."""
+        """Requests per second that were due; less than `rate` if some wait for others. None in a closed loop, and if
+        all were due at once."""
         is_open = isinstance(self.record.mode, Open)
         return offered_rate([one.times() for one in self.record.outcomes]) if is_open else None
 
     @property
     def not_sent(self) -> int:
-        """Requests of the workload that the run's end came before."""
+        """Requests of the workload that were not sent before the end of the run."""
         return max(0, self.workload.requests - len(self.record.outcomes))
 
 
 @dataclass(frozen=True)
 class Result:
-    """`command`: the words of the command line, without secrets. `sweep`: of runs that looked for the highest load."""
+    """`command`: the command line without secrets. `sweep`: the verdict if the runs are a sweep."""
 
     command: tuple[str, ...]
     client: ClientMachine
@@ -120,7 +120,7 @@ class Result:
 
 
 def client_machine() -> ClientMachine:
-    """This one."""
+    """Describes this machine."""
     from importlib.metadata import PackageNotFoundError, version  # slow to load
 
     try:
@@ -142,12 +142,12 @@ def workload_facts(workload: Workload) -> WorkloadFacts:
 
 
 def write_result(result: Result, path: Path) -> None:
-    """Raises `ResultError` where it cannot be written."""
+    """Raises `ResultError` if the file cannot be written."""
     write_file(path, result_text(result).encode())
 
 
 def read_result(path: Path) -> Result:
-    """Exactly what was written. Raises `ResultError` that names the file and the field."""
+    """Reads a result without loss. Raises `ResultError` naming the file and the field."""
     try:
         return parse_result(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -157,7 +157,7 @@ def read_result(path: Path) -> Result:
 
 
 def result_text(result: Result) -> str:
-    """JSON, one request a line."""
+    """JSON with one request per line."""
     return lines({MARK: FORMAT} | encode(result) | {"runs": [_with_figures(run) for run in result.runs]}, 5) + "\n"
 
 
@@ -168,22 +168,22 @@ def parse_result(text: str) -> Result:
     except (ValueError, RecursionError) as error:
         raise ResultError(f"not JSON: {error}") from error
     if not isinstance(found, dict) or MARK not in found:
-        raise ResultError(f"not a result of twostep bench: it has no {MARK!r}")
+        raise ResultError(f"not a result of twostep bench: {MARK!r} is missing")
     if found.pop(MARK) != FORMAT:
-        raise ResultError(f"{MARK} has another format than {FORMAT}, which this version of twostep reads")
+        raise ResultError(f"{MARK} has an unknown format; this version of twostep reads format {FORMAT}")
     result: Result = decode(Result, found | {"runs": _without_figures(found.get("runs"))}, "result")
     return result
 
 
 def _with_figures(run: Run) -> dict[str, Any]:
-    """For whoever reads the file without this module."""
+    """Adds computed figures, for programs that read the file."""
     summary = run.summary
     rates = {name: getattr(summary, name) for name in ("request_rate", "goodput", "input_rate", "output_rate")}
     return {"figures": asdict(summary) | rates, **encode(run)}
 
 
 def _without_figures(runs: object) -> object:
-    """What is computed anew is not read, and so cannot contradict the requests."""
+    """Drops the computed figures, which are recomputed from the requests."""
     if not isinstance(runs, list):
         return runs
     return [
@@ -192,7 +192,7 @@ def _without_figures(runs: object) -> object:
 
 
 def _cpu_name() -> str:
-    """Linux says it in a file; elsewhere the kind of processor has to do."""
+    """From /proc/cpuinfo on Linux, otherwise the processor type."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -201,14 +201,16 @@ def _cpu_name() -> str:
 
 
 GROWTH = 0.1
-"""The queue of a server that keeps up grows by no more than this share of the requests that come meanwhile."""
+"""If the server keeps up, its queue grows by at most this share of the requests that arrive."""
 CHANCE = 3
-"""A queue grows by so many requests by chance alone."""
+"""The queue may grow by this many requests by chance."""
 
 
 def kept_up(requests: Sequence[RequestTimes], limits: Limits) -> bool:
-    """From the first third of the arrivals to the last one. Waiting is a request that is due and has no first token
-    yet, or with a limit on `e2e` its answer not whole."""
+    """Whether the queue of an open loop did not keep growing between the first third of the arrivals and the last one.
+
+    A request is in the queue from its due time to its first token, or to its end if there is a limit on `e2e`.
+    """
     due = sorted(one.asked_ns for one in requests)
     begin = due[0] + (due[-1] - due[0]) // 3
     came = sum(at_ns > begin for at_ns in due)
@@ -217,7 +219,7 @@ def kept_up(requests: Sequence[RequestTimes], limits: Limits) -> bool:
 
 
 def offered_rate(requests: Sequence[RequestTimes]) -> float | None:
-    """Requests per second that were really due: (requests - 1) / (last due - first due). None if all at once."""
+    """Requests per second that were due: (requests - 1) / (last due - first due). None if all were due at once."""
     due = sorted(one.asked_ns for one in requests)
     return (len(due) - 1) / ((due[-1] - due[0]) / 1e9) if due[-1] > due[0] else None
 

@@ -12,23 +12,23 @@ from twostep.metrics.load import LoadSummary
 from twostep.metrics.summary import Summary
 from twostep.terminal import printable
 
-BEHIND = "it grew until the last request came: the server does not keep up, and a longer run has higher latencies"
+BEHIND = "grew until the last arrival: the server cannot keep up, and a longer run would have higher latencies"
 DUE = 0.95
-"""A rate that was offered to less than this is told beside the one that was asked."""
+"""If the offered rate is below this share of the requested rate, both are shown."""
 NOTHING = "-"
-"""What was not measured; never zero."""
-POPULATIONS = {"ttft": "requests", "itl": "gaps between tokens", "tpot": "requests", "e2e": "requests"}
-"""Of which values the percentiles of each latency are."""
+"""Shown for values that were not measured, instead of zero."""
+POPULATIONS = {"ttft": "requests", "itl": "gaps", "tpot": "requests", "e2e": "requests"}
+"""The population of the percentiles of each latency."""
 COMPARED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("tpot", "p50"), ("e2e", "p50"))
-"""Latencies that are shown of every run where there are several."""
+"""Latencies in the table that compares runs."""
 _UNCOUNTED = {
-    Counting.SPREAD: "spread over chunks by their text",
-    Counting.ASSUMED: "each chunk taken for one token, as the server gave no total,",
+    Counting.SPREAD: "spread over chunks by text length",
+    Counting.ASSUMED: "counted as one per chunk, as the server gave no total,",
 }
 
 
 def result_lines(result: Result) -> Iterator[str]:
-    """All of it."""
+    """The lines of the whole report."""
     for run in result.runs:
         yield from run_lines(run)
         yield ""
@@ -40,7 +40,7 @@ def result_lines(result: Result) -> Iterator[str]:
 
 
 def run_lines(run: Run) -> Iterator[str]:
-    """What was asked of whom, latencies, rates, and what is to be known before they are believed."""
+    """Server, workload and load of a run, latencies, rates, and warnings."""
     yield from aligned(head(run), words={0, 1})
     yield ""
     yield from aligned(latencies(run), words={0, 6})
@@ -49,10 +49,10 @@ def run_lines(run: Run) -> Iterator[str]:
 
 
 def comparison(runs: Sequence[Run]) -> list[list[str]]:
-    """One row a run, under a header; latencies in ms."""
-    title = "clients" if isinstance(runs[0].record.mode, Closed) else "asked/s"
+    """A header and one row per run; latencies in ms."""
+    title = "clients" if isinstance(runs[0].record.mode, Closed) else "rate/s"
     due = any(waits(run) for run in runs)
-    header = [title, *["due/s"] * due, "served", "failed", "served/s", "tokens out/s"]
+    header = [title, *["offered/s"] * due, "served", "failed", "served/s", "tokens out/s"]
     header += [f"{name.upper()} {percentile}" for name, percentile in COMPARED]
     limited = any(True for run in runs for _ in asked(run.limits))
     return [header + ["goodput/s", "of requests"] * limited, *(_comparison_row(run, limited, due) for run in runs)]
@@ -76,12 +76,14 @@ def _value(found: LoadSummary, name: str, percentile: str) -> float | None:
 
 
 def head(run: Run) -> list[list[str]]:
-    """Names and values: whom, what, how."""
+    """Names and values: server, workload, load, result."""
     record, found = run.record, run.summary
     owner = f" (of {record.server.owner})" if record.server.owner else ""
     rows = [["server", f"{record.server.url} {record.server.endpoint}, model {record.server.model}{owner}"]]
     rows.append(["workload", f"{record.workload or 'unnamed'}: {_workload_words(run)}"])
-    rows.append(["load", f"{load_words(run)}, begun {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"])
+    rows.append(
+        ["load", f"{load_words(run)}, started {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"]
+    )
     served = f"{found.served:,} of {plural(found.requests, 'request')} served in {number(found.duration_s)} s"
     return [*rows, ["result", served + (f"; {words}" if (words := ended_early(run)) else "")]]
 
@@ -92,11 +94,11 @@ def load_words(run: Run) -> str:
         return f"closed loop, {plural(mode.clients, 'client')}"
     if run.rate is None:
         return "open loop, arrivals as in the workload"
-    return f"open loop, {run.rate:g} requests/s" + (f" asked, {run.offered:.3g} due" if waits(run) else "")
+    return f"open loop, {run.rate:g} requests/s" + (f" requested, {run.offered:.3g} offered" if waits(run) else "")
 
 
 def waits(run: Run) -> bool:
-    """Whether fewer requests were due than asked, as some wait for answers and for who thinks about them."""
+    """Whether the offered rate is below the requested one, as some requests wait for earlier answers."""
     return run.rate is not None and run.offered is not None and run.offered < DUE * run.rate
 
 
@@ -109,7 +111,7 @@ def unit(run: Run) -> str:
 
 
 def latencies(run: Run) -> list[list[str]]:
-    """In ms, of requests that were served, with how many values of what they are."""
+    """A table in ms of served requests, with the size of each population."""
     found = run.summary
     rows = [["ms", "mean", "p50", "p90", "p99", "max", "of"]]
     for name, population in POPULATIONS.items():
@@ -120,12 +122,12 @@ def latencies(run: Run) -> list[list[str]]:
 
 
 def facts(run: Run) -> list[list[str]]:
-    """Names and values: rates, goodput, failures, and how far to trust them."""
+    """Names and values: rates, goodput, failures, warnings."""
     found = run.summary
     requests, inputs, outputs = _rates(run, found.request_rate, found.input_rate, found.output_rate)
     rows = [
         ["served", f"{requests} requests/s"],
-        ["tokens in", f"{inputs} /s of prompts, {_input_words(run.record.outcomes)}"],
+        ["tokens in", f"{inputs} /s, {_input_words(run.record.outcomes)}"],
         ["tokens out", f"{outputs} /s; {_output_words(run.record.outcomes)}"],
     ]
     if words := limit_words(run.limits):
@@ -138,20 +140,20 @@ def facts(run: Run) -> list[list[str]]:
 
 
 def failures(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """Each kind with how often it was, the most frequent first, and what the first of them said."""
+    """Each kind of failure with its count, most frequent first, and the message of the first."""
     failed = [outcome.failure for outcome in outcomes if outcome.failure is not None and not outcome.cut]
     examples = {failure.kind: failure.detail for failure in reversed(failed)}
     for kind, count in Counter(failure.kind for failure in failed).most_common():
-        yield f"{count} {kind}" + (f", such as: {examples[kind]}" if examples[kind] else "")
+        yield f"{count} {kind}" + (f", for example: {examples[kind]}" if examples[kind] else "")
 
 
 def late_words(run: Run) -> str | None:
-    """A warning, where the client did not keep its own schedule."""
+    """A warning if the client did not keep its schedule."""
     if run.kept_pace:
         return None
     return (
-        f"the client was late: p99 above {1000 * LATE_S:g} ms. Latencies count from when requests were due, so its "
-        "delays are in them; ask for less, or give the client a core of its own"
+        f"the client was late: p99 above {1000 * LATE_S:g} ms. Latencies count from when requests were due, so they "
+        "include its delays; use a lower load, or give the client its own core"
     )
 
 
@@ -166,7 +168,7 @@ def _client_facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _rates(run: Run, *rates: float) -> list[str]:
-    """Of what was served, where anything was."""
+    """Formatted rates; `NOTHING` if no request was served."""
     return [number(rate) if run.summary.served else NOTHING for rate in rates]
 
 
@@ -182,33 +184,33 @@ def _warmup(requests: int) -> str:
 
 
 def ended_early(run: Run) -> str:
-    """If it was, and what became of the requests that are neither served nor failed."""
+    """Why a run ended early, with the requests that were cut or not sent; empty if it did not."""
     if run.record.end is End.WHOLE:
         return ""
-    return f"ended early ({run.record.end}): {run.summary.cut:,} cut while under way, {run.not_sent:,} not sent"
+    return f"ended early ({run.record.end}): {run.summary.cut:,} cut while running, {run.not_sent:,} not sent"
 
 
 def _input_words(outcomes: Iterable[Outcome]) -> str:
-    """Whose count it is, and what of it was cached."""
+    """Who counted the input tokens, and how many were cached."""
     served = [outcome for outcome in outcomes if outcome.failure is None]
     told = sum(outcome.input_tokens is not None for outcome in served)
-    whose = "as the server counts them" if told == len(served) else f"counted by the server for {told} of {len(served)}"
-    whose = whose if told else "as the workload counts them"
+    whose = "counted by the server" if told == len(served) else f"counted by the server for {told} of {len(served)}"
+    whose = whose if told else "counted by the workload"
     cached = [outcome.cached_tokens for outcome in served if outcome.cached_tokens is not None]
-    return whose + (f", {sum(cached):,} tokens of them from its prefix cache" if cached else "")
+    return whose + (f", {sum(cached):,} of them from its prefix cache" if cached else "")
 
 
 def _output_words(outcomes: Iterable[Outcome]) -> str:
-    """How they were counted: on it depend ITL and TPOT."""
+    """Number of output tokens and how they were counted, which affects ITL and TPOT."""
     served = [outcome for outcome in outcomes if outcome.failure is None]
     tokens = sum(len(outcome.token_ns) for outcome in served)
     wanted = sum(outcome.asked_output_tokens for outcome in served)
     if not served:
-        return "none came whole"
-    length = f"{tokens:,} came" + (f" of {wanted:,} asked for" if tokens != wanted else "")
+        return "no complete answer"
+    length = f"{tokens:,} received" + (f" of {wanted:,} requested" if tokens != wanted else "")
     counts = Counter(outcome.counted for outcome in served)
     if counts[Counting.STATED] == len(served):
-        return f"{length}, counted by the server chunk by chunk"
+        return f"{length}, counted by the server for each chunk"
     how = [f"{_UNCOUNTED[one]} in {counts[one]} of {len(served)} replies" for one in _UNCOUNTED if counts[one]]
     return f"{length}, {', '.join(how)}"
 
@@ -223,12 +225,12 @@ def ms(seconds: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """With three digits that say something."""
+    """With three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def percent(part: int, whole: int) -> str:
-    """Never rounded up to all."""
+    """Per cent; less than all is never rounded up to 100%."""
     if not whole:
         return NOTHING
     return "100%" if part == whole else f"{min(100 * part / whole, 99.9):.1f}%"
@@ -239,7 +241,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], words: Set[int] = frozenset({0})) -> Iterator[str]:
-    """In columns, two spaces apart, numbers at the right; `words` are the columns that begin at the left."""
+    """Aligns columns, two spaces apart: `words` are left-aligned columns, all others right-aligned."""
     shown = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
@@ -248,15 +250,18 @@ def aligned(rows: Sequence[Sequence[str]], words: Set[int] = frozenset({0})) -> 
 
 
 LENGTH_TOLERANCE = 0.05
-"""Of the tokens of all prompts. Words are as long in the mean as those that the server was asked about before."""
+"""Share of all prompt tokens by which the count of the server may differ."""
 
 
 def count_warnings(outcomes: Iterable[Outcome], has_texts: bool) -> Iterator[str]:
-    """`has_texts`: some prompts were given as text, whose lengths are not the client's to make."""
+    """Warns when the server's prompt token counts disagree with the requested lengths or with each other.
+
+    `has_texts`: some prompts are text of the workload, whose length the client does not control.
+    """
     served = [outcome for outcome in outcomes if outcome.failure is None]
     counts = [(one.asked_input_tokens, one.input_tokens) for one in served if one.input_tokens is not None]
     asked, found = sum(pair[0] for pair in counts), sum(pair[1] for pair in counts)
     if not has_texts and abs(found - asked) > LENGTH_TOLERANCE * asked:
-        yield f"prompts have another length than asked: the server counts {found:,} tokens, not {asked:,}"
+        yield f"prompt lengths differ from the workload: the server counts {found:,} tokens instead of {asked:,}"
     if odd := sum(one.input_tokens is not None and (one.cached_tokens or 0) > one.input_tokens for one in served):
-        yield f"the server contradicts itself: more cached than prompt tokens in {odd} of {len(served)} replies"
+        yield f"inconsistent server: it reports more cached than prompt tokens in {odd} of {len(served)} replies"
