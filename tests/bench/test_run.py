@@ -297,7 +297,7 @@ def test_a_defect_of_the_client_is_raised() -> None:
     ("requests", "mode", "options", "endpoint", "problem"),
     [
         ([], Open(), OPTIONS, "completions", "no requests"),
-        ([request()], Closed(0), OPTIONS, "completions", "0 clients"),
+        ([request()], Closed(0), OPTIONS, "completions", "number of clients is 0"),
         ([request()], Open(), Options("s", vocabulary=5000), "chat", "need the endpoint completions"),
     ],
 )
@@ -336,19 +336,23 @@ def test_room_is_made_for_connections(few_files: list[tuple[int, int]]) -> None:
     assert workload_run.make_room(Open(), requests=5000) == 1000 - workload_run.SPARE
     assert few_files == [(300 + workload_run.SPARE, 1000), (1000, 1000)]
     assert workload_run.make_room(Closed(5000), requests=10) == 100 - workload_run.SPARE
-    with pytest.raises(InvalidParameterError, match="5000 clients need 5064 open files, this process may have 1000"):
+    with pytest.raises(
+        InvalidParameterError, match="5000 clients need 5064 open files; the limit of this process is 1000"
+    ):
         workload_run.make_room(Closed(5000), requests=5000)
 
 
 def test_no_room_for_any_connection_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-    with pytest.raises(InvalidParameterError, match="65 open files are needed at least, this process may have 64 "):
+    with pytest.raises(
+        InvalidParameterError, match="at least 65 open files are needed; the limit of this process is 64 "
+    ):
         workload_run.make_room(Open(), requests=5000)
 
 
 def test_too_many_outstanding_requests_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twostep.bench.load.workload_run.make_room", lambda mode, requests: 2)
-    with pytest.raises(TargetError, match="2 requests are outstanding"):
+    with pytest.raises(TargetError, match="2 requests are running"):
         measured(hanging, *(request() for _ in range(3)))
 
 
@@ -410,7 +414,7 @@ def test_token_ids_are_exact() -> None:
     assert (len(first), len(second)) == (50, 20)
     assert first[:20] == second
     assert all(isinstance(id_, int) and FIRST_ID <= id_ < 3000 for id_ in first)
-    with pytest.raises(InvalidParameterError, match="a vocabulary of 1500"):
+    with pytest.raises(InvalidParameterError, match="the vocabulary has 1500 tokens"):
         Options("salt", vocabulary=1500)
 
 
@@ -436,7 +440,7 @@ def test_the_server_is_asked_how_long_words_are() -> None:
 def test_a_server_that_does_not_count_prompts_is_refused() -> None:
     with pytest.raises(TargetError, match="does not report usage"):
         measured(stream(text("a", "length"), DONE), request(), options=Options("salt"))
-    with pytest.raises(TargetError, match="a prompt of 20 words was not answered: no token"):
+    with pytest.raises(TargetError, match="a probe prompt of 20 words failed: no token"):
         measured(stream(text("", "stop"), DONE), request(), options=Options("salt"))
 
 

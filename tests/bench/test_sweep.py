@@ -196,7 +196,7 @@ def test_arrivals_last_longer_than_the_limit() -> None:
     assert least_s(Limits(ttft_s=6), None) == 30
     assert least_s(Limits(ttft_s=0.5, e2e_s=6), None) == 30
     assert least_s(Limits(ttft_s=0.5), 3) == 3
-    with pytest.raises(InvalidParameterError, match="3 s of arrivals are too short, allowed: at least 5 s: 5 times"):
+    with pytest.raises(InvalidParameterError, match="3 s of arrivals are too short; allowed: at least 5 s: 5 times"):
         least_s(Limits(ttft_s=1), 3)
 
 
@@ -277,7 +277,7 @@ def test_a_late_client_is_the_limit_and_says_so() -> None:
     verdict = search(RATES, lambda level: Found(share_met(1000).summary, kept_pace=level <= 10))
     assert (verdict.ending, verdict.met, verdict.missed) == (Ending.CLIENT, 8, 16)
     assert [point.level for point in verdict.points] == [1, 2, 4, 8, 16, 16, 8]
-    assert "client's limit, not the server's: it could not keep 16" in verdict_words(verdict, "requests/s")
+    assert "limited by the client, not the server: it could not send 16" in verdict_words(verdict, "requests/s")
 
 
 def test_a_client_that_was_late_once_is_asked_again() -> None:
@@ -294,7 +294,7 @@ def test_what_was_found_until_an_error() -> None:
 def test_it_can_be_stopped() -> None:
     verdict = search(RATES, lambda level: share_met(1000) if level < 4 else None)
     assert (verdict.ending, verdict.met, len(verdict.points)) == (Ending.STOPPED, 2, 2)
-    assert verdict_words(verdict, "clients") == "stopped before it was found; 2 clients met the limits"
+    assert verdict_words(verdict, "clients") == "stopped before the result was found; 2 clients met the limits"
     assert verdict_words(search(RATES, lambda _: None), "clients").endswith("no level met the limits")
 
 
@@ -330,9 +330,9 @@ def test_a_search_without_sense_is_refused(arguments: dict[str, float], complain
 
 
 def test_a_sweep_needs_limits_that_an_overload_breaks() -> None:
-    with pytest.raises(InvalidParameterError, match="needs a limit for goodput, of ttft, itl, tpot, e2e"):
+    with pytest.raises(InvalidParameterError, match="needs --goodput with a limit for one of ttft, itl, tpot, e2e"):
         check_limits(Limits(), by_rate=False)
-    with pytest.raises(InvalidParameterError, match="a queue that grows breaks no other"):
+    with pytest.raises(InvalidParameterError, match="a growing queue violates no other"):
         check_limits(parse_limits(["itl:100", "tpot:50"]), by_rate=True)
     check_limits(parse_limits(["itl:100", "ttft:50"]), by_rate=True)
     check_limits(parse_limits(["itl:100"]), by_rate=False)

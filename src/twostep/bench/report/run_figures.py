@@ -101,7 +101,7 @@ def steps_figure(run: Run) -> Figure:
     note = (
         ""
         if len(shown) == len(run.steps)
-        else f"{plural(len(run.steps), 'step')}; only the longest of steps close together is drawn."
+        else f"{plural(len(run.steps), 'step')}; of steps close together, only the longest is drawn."
     )
     legend = [("decode", "c1"), ("prefill", "wait"), ("both", "c3")]
     return Figure(title, plane.draw(title, strokes), note, legend, wide=True)

@@ -17,7 +17,7 @@ DUE = 0.95
 """If the offered rate is below this share of the requested rate, both are shown."""
 NOTHING = "-"
 """Shown for values that were not measured, instead of zero."""
-POPULATIONS = {"ttft": "requests", "itl": "gaps", "tpot": "requests", "e2e": "requests"}
+POPULATIONS = {"ttft": "requests", "itl": "gaps between tokens", "tpot": "requests", "e2e": "requests"}
 """The population of the percentiles of each latency."""
 COMPARED = (("ttft", "p50"), ("ttft", "p99"), ("itl", "p50"), ("itl", "p99"), ("tpot", "p50"), ("e2e", "p50"))
 """Latencies in the table that compares runs."""
@@ -50,9 +50,9 @@ def run_lines(run: Run) -> Iterator[str]:
 
 def comparison(runs: Sequence[Run]) -> list[list[str]]:
     """A header and one row per run; latencies in ms."""
-    title = "clients" if isinstance(runs[0].record.mode, Closed) else "rate/s"
+    title = "clients" if isinstance(runs[0].record.mode, Closed) else "asked/s"
     due = any(waits(run) for run in runs)
-    header = [title, *["offered/s"] * due, "served", "failed", "served/s", "tokens out/s"]
+    header = [title, *["due/s"] * due, "served", "failed", "served/s", "tokens out/s"]
     header += [f"{name.upper()} {percentile}" for name, percentile in COMPARED]
     limited = any(True for run in runs for _ in asked(run.limits))
     return [header + ["goodput/s", "of requests"] * limited, *(_comparison_row(run, limited, due) for run in runs)]
