@@ -114,7 +114,10 @@ def test_rows_in_order_of_their_end_are_sorted_and_count_from_the_first(tmp_path
          "unknown field 'block'; known are arrival_s, input_tokens, output_tokens, blocks, after, text"),
         ({**ROW, "arrival_s": -0.1}, "arrival_s is -0.1; it must be a number of seconds, 0 or more"),
         ({**ROW, "arrival_s": True}, "arrival_s is True; it must be a number of seconds, 0 or more"),
-        ('{"arrival_s": NaN, "input_tokens": 1, "output_tokens": 1}', "arrival_s is nan; it must be a number of seconds, 0 or more"),
+        (
+            '{"arrival_s": NaN, "input_tokens": 1, "output_tokens": 1}',
+            "arrival_s is nan; it must be a number of seconds, 0 or more",
+        ),
         ({**ROW, "arrival_s": 0.5}, "arrival_s is 0.5; it must be at least 1.5, as rows are in order"),
         ({**ROW, "input_tokens": 0}, "input_tokens is 0; it must be a whole number from 1 to 100000000"),
         ({**ROW, "output_tokens": 2.0}, "output_tokens is 2.0; it must be a whole number from 1 to 100000000"),

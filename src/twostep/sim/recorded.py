@@ -1,4 +1,4 @@
-"""Repeats a recorded run: the same loop gets the same input, and has to make the same plans, byte for byte."""
+"""Replays a recorded run: the same loop gets the same input and must make the same plans, byte for byte."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from twostep.recording.reader import Recording, Turn
 
 @dataclass(frozen=True)
 class Difference:
-    """The first plan that is not the recorded one. `recorded` and `replayed` are the `field` of each, in words."""
+    """The first plan that differs from the recorded one. `recorded` and `replayed` are the `field` of each, as text."""
 
     line: int
     step: int
@@ -32,34 +32,34 @@ class Difference:
 
 @dataclass
 class Replay:
-    """What came of a replay. Of the `steps` recorded, the first `same` were planned again, byte for byte."""
+    """The result of a replay. Of the recorded `steps`, the first `same` had identical plans."""
 
     steps: int = 0
     same: int = 0
     difference: Difference | None = None
     requests: int = 0
-    """Those that were queued."""
+    """Queued requests."""
     refused: int = 0
     prompt_tokens: int = 0
-    """Of the requests that were queued."""
+    """Prompt tokens of queued requests."""
     computed_tokens: int = 0
     output_tokens: int = 0
     started_ns: int | None = None
     ended_ns: int = 0
     counters: Counters = field(default_factory=Counters)
     prediction_errors: "array[float]" = field(default_factory=lambda: array("d"))
-    """|predicted - measured| / measured of each step that was predicted; a prediction includes its margin."""
+    """|predicted - measured| / measured of each predicted step; predictions include their margin."""
 
     @property
     def virtual_s(self) -> float:
-        """From the first to the last time that was recorded."""
+        """From the first to the last recorded time."""
         return (self.ended_ns - (self.started_ns or 0)) / 1e9
 
 
 def replay(recording: Recording, watch: Callable[[Turn], None] = lambda turn: None) -> Replay:
-    """Replays until the first difference, if there is one; `watch` gets each turn that went as recorded.
+    """Replays up to the first difference. Calls `watch` with each turn that matched the recording.
 
-    Raises `RecordingError` that names the line where the file is damaged, or asks for what cannot be.
+    Raises `RecordingError` naming the line if the file is damaged or inconsistent.
     """
     seen = Replay()
     tape = _Tape(seen)
@@ -81,50 +81,50 @@ def _loop(recording: Recording, tape: "_Tape") -> EngineLoop:
     try:
         scheduler = Scheduler(recording.header.settings.config(), LinearCostModel())
     except ValueError as error:
-        raise RecordingError(f"its settings, in line 1: {error}") from error
+        raise RecordingError(f"settings in line 1: {error}") from error
     tape.seen.counters = scheduler.counters
     return EngineLoop(scheduler, tape, clock=tape, inbox=tape, observer=tape)
 
 
 def _repeat(loop: EngineLoop, tape: "_Tape") -> None:
-    """One turn. What makes the scheduler fail is the file's fault: a run that failed so was not recorded."""
+    """Replays one turn. An error of the scheduler means an invalid file: a run with such an error is not recorded."""
     try:
         served = loop.turn()
     except _DiffersError:
         return
     except (AssertionError, LookupError, ValueError) as error:
-        raise RecordingError(f"it cannot have been like that: {error or type(error).__name__}") from error
+        raise RecordingError(f"inconsistent recording: {error or type(error).__name__}") from error
     tape.end(served)
 
 
 class _DiffersError(Exception):
-    """Ends the replay: what was recorded is no answer to another plan."""
+    """Ends the replay: the recorded result does not belong to a different plan."""
 
 
 class _Tape:
-    """Clock, inbox, observer and executor of the loop: all answer what was recorded in the turn under way."""
+    """Clock, inbox, observer and executor of the loop, which return the values recorded for the current turn."""
 
     def __init__(self, seen: Replay) -> None:
         self.seen = seen
         self._times_ns: Iterator[int] = iter(())
-        self._heard: Iterator[Sequence[Command]] = iter(())
+        self._received: Iterator[Sequence[Command]] = iter(())
 
     def put(self, turn: Turn) -> None:
-        """The next turn."""
+        """Loads the next turn."""
         self._turn = turn
-        self._times_ns, self._heard = iter(turn.times_ns), iter((turn.before, turn.during))
+        self._times_ns, self._received = iter(turn.times_ns), iter((turn.before, turn.during))
         if self.seen.started_ns is None:
             self.seen.started_ns = turn.times_ns[0]
         self.seen.ended_ns = turn.times_ns[-1]
         self.seen.steps += turn.step is not None
 
     def end(self, served: bool) -> None:
-        """The loop's turn is over, and `served` a step, or had none to serve."""
+        """Ends the turn; `served`: the loop ran a step."""
         step = self._turn.step
         if step and not served:
             self.seen.difference = Difference(self._turn.line, step.plan.step, "plan", plan_words(step.plan), "nothing")
         elif next(self._times_ns, None) is not None:
-            raise RecordingError("times: more of them than the loop asks for")
+            raise RecordingError("times: more than the loop reads")
 
     # --- executor -------------------------------------------------------------------------------------------------
 
@@ -149,11 +149,11 @@ class _Tape:
     def now(self) -> int:
         now = next(self._times_ns, None)
         if now is None:
-            raise RecordingError("times: fewer of them than the loop asks for")
+            raise RecordingError("times: fewer than the loop reads")
         return now
 
     def receive(self) -> Iterable[Command]:
-        return next(self._heard)
+        return next(self._received)
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
         self.seen.requests += 1
@@ -182,13 +182,13 @@ class _Tape:
 
 
 def _sampled(plan: Plan, result: StepResult) -> int:
-    """Output tokens: one a slice that samples, and the drafts that were accepted."""
+    """Output tokens: one per slice that samples, plus accepted drafts."""
     slices = plan.decoding + sum(1 + len(chunk.forks) for chunk in plan.chunks if chunk.samples)
     return slices + sum(outcome.tokens - 1 for outcome in result.outcomes.values())
 
 
 def _difference(line: int, recorded: Plan, replayed: Plan) -> Difference:
-    """The first field that is not the same; `changes`, which says least, comes last."""
+    """The first differing field; `changes`, the least informative one, is compared last."""
     names = sorted((item.name for item in fields(Plan)), key=lambda name: name == "changes")
     name = next(name for name in names if getattr(recorded, name) != getattr(replayed, name))
     words = [_field_words(getattr(plan, name)) for plan in (recorded, replayed)]
