@@ -92,17 +92,17 @@ class Owner:
             )
 
 
-class _File(Protocol):
+class _Descriptor(Protocol):
     @property
     def closed(self) -> bool: ...
 
     def fileno(self) -> int: ...
 
 
-_private: "WeakSet[_File]" = WeakSet()
+_private: "WeakSet[_Descriptor]" = WeakSet()
 
 
-def keep_from_forks(file: _File) -> None:
+def keep_from_forks(file: _Descriptor) -> None:
     """Replaces `file` by the null device in forked children: they cannot read input of their parent, write its buffered
     output, or keep the other end open."""
     _private.add(file)

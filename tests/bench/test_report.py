@@ -32,7 +32,7 @@ from twostep.bench.report.plot import (
     spread,
     staircase,
 )
-from twostep.bench.report.result import Result, Run, Step
+from twostep.bench.report.result import EngineStep, Result, Run
 from twostep.bench.report.text_report import aligned, ms, number, percent, result_lines, run_lines
 from twostep.errors import ResultError
 from twostep.metrics.load import Limits
@@ -147,8 +147,8 @@ def test_counts_that_cannot_be_or_are_not_those_asked_for_are_warned_of(
 def test_lengths_of_prompts_that_are_given_as_text_are_not_the_clients() -> None:
     found = run([outcome(0, 0, S, input_tokens=300)])
     given = replace(found, workload=replace(found.workload, texts=1))
-    assert any("another length" in line for line in run_lines(found))
-    assert not any("another length" in line for line in run_lines(given))
+    assert any("prompt lengths differ" in line for line in run_lines(found))
+    assert not any("prompt lengths differ" in line for line in run_lines(given))
 
 
 def test_runs_stand_side_by_side() -> None:
@@ -463,12 +463,12 @@ def test_of_many_runs_a_few_are_shown_one_by_one() -> None:
 
 
 def test_steps_of_our_engine_are_drawn_by_kind() -> None:
-    steps = (Step(0, 5 * MS, 0, 3), Step(5 * MS, 105 * MS, 256, 0), Step(105 * MS, 225 * MS, 256, 3))
+    steps = (EngineStep(0, 5 * MS, 0, 3), EngineStep(5 * MS, 105 * MS, 256, 0), EngineStep(105 * MS, 225 * MS, 256, 3))
     served = [outcome(0, 0, S // 4)]
     root = dict(drawings(report(result(run(served, steps=steps)))))["Duration of engine steps"]
     bars = [one for one in root.iter("rect") if one.attrib["class"].startswith("bar")]
     assert [one.attrib["class"] for one in bars] == ["bar c1", "bar wait", "bar c3"]
-    many = tuple(Step(i * MS, i * MS + 1000 * (i + 1), 0, 1) for i in range(10_000))
+    many = tuple(EngineStep(i * MS, i * MS + 1000 * (i + 1), 0, 1) for i in range(10_000))
     figure = report_run.steps_figure(run(served, steps=many))
     assert figure.svg.count("<rect") <= 2 * report_run.COLUMNS + 1
     assert figure.note.startswith("10,000 steps; of steps close together, only the longest")

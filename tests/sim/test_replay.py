@@ -173,7 +173,7 @@ def line_found(path: Path) -> int:
 
 
 def test_a_time_that_is_gone_is_found(timed: Path) -> None:
-    with pytest.raises(RecordingError, match=r"line \d+: times: fewer of them than the loop asks for"):
+    with pytest.raises(RecordingError, match=r"line \d+: times: fewer than the loop reads"):
         tampered(timed, lambda lines: steps(lines)[2][0].pop())
 
 
@@ -206,7 +206,7 @@ def test_what_cannot_have_been_is_the_file_s_fault(timed: Path) -> None:
         line[1] += line[1]
         line[0] += [0] * len(line[1])
 
-    with pytest.raises(RecordingError, match=r"line \d+: it cannot have been like that: request id '\w+' is in use"):
+    with pytest.raises(RecordingError, match=r"line \d+: inconsistent recording: request id '\w+' is in use"):
         tampered(timed, twice)
 
 

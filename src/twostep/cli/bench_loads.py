@@ -27,7 +27,7 @@ LEAST = 1 / 16
 
 
 @dataclass(frozen=True)
-class Load:
+class RunLoad:
     """One run. `rate`: requests per second that the workload was scaled to; None if it was not."""
 
     workload: Workload
@@ -84,11 +84,11 @@ class Loads:
             raise InvalidParameterError(problem, "concurrency")
         return Search(1, start, min(able, HIGHEST * start), whole=True, share=share)
 
-    def at(self, level: float | None) -> Load:
+    def at(self, level: float | None) -> RunLoad:
         """Raises `WorkloadError`, `InvalidParameterError`."""
         rate = level if self._by_rate else None
         workload = self._workload(rate)
-        return Load(workload, Open() if self._by_rate or level is None else Closed(int(level)), rate)
+        return RunLoad(workload, Open() if self._by_rate or level is None else Closed(int(level)), rate)
 
     def _workload(self, rate: float | None) -> Workload:
         options = self._options

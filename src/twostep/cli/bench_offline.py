@@ -17,7 +17,7 @@ from twostep.bench.load.prompts import IdSource
 from twostep.bench.load.run_record import Closed, End, Mode, RunRecord, Server
 from twostep.bench.load.schedule import schedule
 from twostep.bench.load.workload_run import LiveLine, RunProgress, sent
-from twostep.bench.report.result import Step
+from twostep.bench.report.result import EngineStep
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.errors import InvalidParameterError
@@ -40,7 +40,9 @@ class Offline:
     def close(self) -> None:
         self._llm.close()
 
-    async def run(self, workload: Workload, mode: Mode, stop: asyncio.Event) -> tuple[RunRecord, tuple[Step, ...]]:
+    async def run(
+        self, workload: Workload, mode: Mode, stop: asyncio.Event
+    ) -> tuple[RunRecord, tuple[EngineStep, ...]]:
         """Raises `InvalidParameterError` if a request does not fit the engine."""
         self._check(workload)
         salt = self._options.salt or secrets.token_hex(4)
@@ -81,7 +83,7 @@ class Offline:
 
 
 class _Run:
-    """One workload, from its begin to its end. Requests are heard between two steps, as a server's engine does."""
+    """Runs one workload. Requests are submitted between two steps, as by the engine of a server."""
 
     def __init__(
         self, llm: LLM, workload: Workload, mode: Mode, prompts: Sequence[Sequence[int]], line: LiveLine | None
@@ -91,7 +93,7 @@ class _Run:
         self._engine, self._requests, self._prompts, self._line = llm.engine, workload.requests, prompts, line
         self._schedule = schedule(workload.requests, mode)
         self._sent: dict[int, tuple[int, int]] = {}
-        """When each was due and handed over."""
+        """For each number, when the request was due and when it was submitted."""
         self._outcomes: dict[int, Outcome] = {}
         self._shown_ns = self._tokens = 0
 
@@ -111,12 +113,12 @@ class _Run:
                 self._line.clear()
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Of the requests that were sent, by number."""
+        """The outcomes of all submitted requests, ordered by number."""
         now = self._now()
         return tuple(self._outcomes.get(number) or self._cut(number, now) for number in sorted(self._sent))
 
     async def _turn(self) -> None:
-        """One step, or a pause where there is none to make."""
+        """Runs one step, or pauses if there is none."""
         for number, due_ns in self._schedule.take(self._now()):
             self._sent[number] = due_ns, self._now()
             asked = SamplingParams(max_tokens=self._requests[number].output_tokens, temperature=0, ignore_eos=True)
@@ -160,8 +162,8 @@ class _Run:
     def _cut(self, number: int, now: int) -> Outcome:
         due_ns, sent_ns = self._sent[number]
         asked: WorkloadRequest = self._requests[number]
-        gone = Failure(FailureKind.CANCELLED, "the run was ended before")
-        return Outcome(number, due_ns, sent_ns, (), now, asked.input_tokens, asked.output_tokens, failure=gone)
+        cancelled = Failure(FailureKind.CANCELLED, "the run was stopped")
+        return Outcome(number, due_ns, sent_ns, (), now, asked.input_tokens, asked.output_tokens, failure=cancelled)
 
     def _show(self) -> None:
         now = self._now()
@@ -174,18 +176,18 @@ class _Run:
         return monotonic_ns() - self.origin_ns
 
 
-def steps_of(timelines: Iterable[Timeline], origin_ns: int) -> list[Step]:
-    """The engine's steps, as far as what it gave tells of them: a step ends when its tokens come, and one that only
-    decodes begins when the one before ends."""
-    prefill, decode, begins = Counter[int](), Counter[int](), dict[int, int]()
+def steps_of(timelines: Iterable[Timeline], origin_ns: int) -> list[EngineStep]:
+    """Reconstructs engine steps from timelines: a step ends when its tokens arrive, and a step that only decodes starts
+    when the previous one ends."""
+    prefill, decode, starts = Counter[int](), Counter[int](), dict[int, int]()
     for line in timelines:
         for chunk in line.chunks:
             prefill[chunk.end_ns] += chunk.tokens
-            begins[chunk.end_ns] = chunk.start_ns
+            starts[chunk.end_ns] = chunk.start_ns
         decode.update(line.token_ns[1:])
-    steps, before_ns = list[Step](), 0
+    steps, before_ns = list[EngineStep](), 0
     for end_ns in sorted(prefill.keys() | decode.keys()):
-        start_ns = max(begins.get(end_ns, before_ns), before_ns)
-        steps.append(Step(start_ns - origin_ns, end_ns - origin_ns, prefill[end_ns], decode[end_ns]))
+        start_ns = max(starts.get(end_ns, before_ns), before_ns)
+        steps.append(EngineStep(start_ns - origin_ns, end_ns - origin_ns, prefill[end_ns], decode[end_ns]))
         before_ns = end_ns
     return steps

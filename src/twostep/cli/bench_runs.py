@@ -18,7 +18,7 @@ from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
 from twostep.bench.load.workload_run import LiveLine, Options
 from twostep.bench.load.workload_run import run as run_load
 from twostep.bench.report.output_files import is_replaced
-from twostep.bench.report.result import Result, Run, Step, client_machine, workload_facts, write_result
+from twostep.bench.report.result import EngineStep, Result, Run, client_machine, workload_facts, write_result
 from twostep.cli import connection, engine_options
 from twostep.cli.bench import DEFAULT_URL
 from twostep.cli.bench_loads import Loads
@@ -29,7 +29,7 @@ from twostep.workload.definition import Workload
 
 SECRET = ("--api-key", "--header")
 
-Runner = Callable[[Workload, Mode, asyncio.Event], Awaitable[tuple[RunRecord, tuple[Step, ...]]]]
+Runner = Callable[[Workload, Mode, asyncio.Event], Awaitable[tuple[RunRecord, tuple[EngineStep, ...]]]]
 """Runs one workload. Steps are empty for a server, which does not report them."""
 
 
@@ -138,7 +138,7 @@ def _runner(options: argparse.Namespace) -> Iterator[Runner]:
 
 async def _run_served(
     options: argparse.Namespace, target: Target, workload: Workload, mode: Mode, stop: asyncio.Event
-) -> tuple[RunRecord, tuple[Step, ...]]:
+) -> tuple[RunRecord, tuple[EngineStep, ...]]:
     take_short_turns()  # a server on the same machine would delay this client and distort token times
     line = LiveLine()
     try:

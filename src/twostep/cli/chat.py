@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         if options.url is None and getattr(options, name):
             parser.error(f"--{name.replace('_', '-')} needs --url")
     with closing(_partner(options)) as partner:
-        Chat(partner, options.system).run()
+        Conversation(partner, options.system).run()
 
 
 def _partner(options: argparse.Namespace) -> Partner:
@@ -86,7 +86,7 @@ def _partner(options: argparse.Namespace) -> Partner:
 
 
 @dataclass
-class Chat:
+class Conversation:
     """The conversation: sends each typed line to the partner, with all earlier messages."""
 
     partner: Partner

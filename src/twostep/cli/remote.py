@@ -11,7 +11,7 @@ from typing import Any
 
 from twostep.bench.client.address import Trust, base_url, find_address
 from twostep.bench.client.event_stream import ERROR, SseParser, error_in
-from twostep.bench.client.http import Patience, Request, exchange
+from twostep.bench.client.http import HttpRequest, Patience, exchange
 from twostep.bench.client.outcome import FailureError, one_line, told
 from twostep.bench.client.reply import Refusal, check_plain
 from twostep.bench.client.target import Target
@@ -48,14 +48,14 @@ class Remote:
         Leaving the context closes the connection, which cancels the request on the server.
         """
         sent = b"" if body is None else json.dumps(body).encode()
-        with closing(_Exchange(self.url, self._trust, Request(method, path, self._headers, sent))) as running:
+        with closing(_Exchange(self.url, self._trust, HttpRequest(method, path, self._headers, sent))) as running:
             yield running.chunks()
 
 
 class _Exchange:
     """One request; a `Reader` that passes its reply on."""
 
-    def __init__(self, url: str, trust: Trust, request: Request) -> None:
+    def __init__(self, url: str, trust: Trust, request: HttpRequest) -> None:
         self._url, self._trust, self._request = url, trust, request
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._refusal: Refusal | None = None

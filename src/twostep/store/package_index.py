@@ -64,14 +64,14 @@ def _wheel_url(page: str, name: str, version: str) -> str:
     return min(wheels, key=lambda file: file.is_yanked).url
 
 
-class _File:
+class _IndexFile:
     def __init__(self, base: str, url: str, is_yanked: bool) -> None:
         self.url = _with_password_of(base, urldefrag(urljoin(base, url)).url)
         self.name = unquote(urlsplit(self.url).path.rpartition("/")[2])
         self.is_yanked = is_yanked
 
 
-def _files(page: str) -> list[_File]:
+def _files(page: str) -> list[_IndexFile]:
     with _opened(page) as response:
         text = response.read(MAX_PAGE_BYTES + 1)
         is_json = "json" in response.headers.get("Content-Type", "")
@@ -81,9 +81,9 @@ def _files(page: str) -> list[_File]:
     if not is_json:
         links = _Links()
         links.feed(text.decode(errors="replace"))
-        return [_File(base, url, is_yanked) for url, is_yanked in links.found]
+        return [_IndexFile(base, url, is_yanked) for url, is_yanked in links.found]
     try:
-        return [_File(base, file["url"], bool(file.get("yanked"))) for file in json.loads(text)["files"]]
+        return [_IndexFile(base, file["url"], bool(file.get("yanked"))) for file in json.loads(text)["files"]]
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         raise _IndexError(f"not a page of a package index: {text[:60]!r}") from None
 

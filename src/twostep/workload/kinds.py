@@ -29,7 +29,7 @@ MOST_REQUESTS = 1_000_000
 MOST_LENGTH = 10_000_000
 
 
-class Kind(Protocol):
+class WorkloadKind(Protocol):
     """A kind of workload. Parameters are dataclass fields with help text in their metadata."""
 
     @property
@@ -42,7 +42,7 @@ class Kind(Protocol):
         ...
 
 
-def make_workload(kind: Kind, arrivals: Arrivals, requests: int, seed: int = 0) -> Workload:
+def make_workload(kind: WorkloadKind, arrivals: Arrivals, requests: int, seed: int = 0) -> Workload:
     """Generates `requests` requests of this kind. Rates of `arrivals` count requests. Raises
     `InvalidParameterError`."""
     check_within("requests", requests, 1, MOST_REQUESTS)

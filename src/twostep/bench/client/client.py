@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from twostep.bench.client.address import Address, base_url, find_address
-from twostep.bench.client.http import Request, exchange
+from twostep.bench.client.http import HttpRequest, exchange
 from twostep.bench.client.outcome import Failure, FailureError, FailureKind, Outcome, garbage, one_line, told
 from twostep.bench.client.reply import Refusal, StreamReply, check_plain
 from twostep.bench.client.target import Prompt, Target
@@ -71,7 +71,7 @@ class Client:
             request_id=reply.request_id,
         )
 
-    async def _failure(self, request: Request, reply: StreamReply) -> Failure | None:
+    async def _failure(self, request: HttpRequest, reply: StreamReply) -> Failure | None:
         """Sends the request. Returns why its reply is incomplete, or None."""
         try:
             await exchange(self._address, request, reply, self._target.patience)
@@ -115,7 +115,7 @@ def _only(models: Mapping[str, str], url: str) -> str:
 async def _models(target: Target, address: Address) -> dict[str, str]:
     """Owners by model name. Raises `FailureError`."""
     reply = _WholeReply()
-    await exchange(address, Request("GET", "/models", target.all_headers()), reply, target.patience)
+    await exchange(address, HttpRequest("GET", "/models", target.all_headers()), reply, target.patience)
     if reply.refusal:
         failure = reply.refusal.failure()
         raise FailureError(failure.kind, failure.detail)

@@ -44,7 +44,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """`path` is appended to the base of the address."""
 
     method: str
@@ -59,7 +59,7 @@ class Request:
         return h11.Request(method=self.method, target=address.base + self.path, headers=headers)
 
 
-async def exchange(address: Address, request: Request, reader: Reader, patience: Patience) -> None:
+async def exchange(address: Address, request: HttpRequest, reader: Reader, patience: Patience) -> None:
     """Sends the request and passes the reply to the reader. Raises `FailureError` if the reply is incomplete."""
     try:
         async with asyncio.timeout(patience.request_s):

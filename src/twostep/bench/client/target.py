@@ -8,7 +8,7 @@ from typing import Any, Literal
 import h11
 
 from twostep.bench.client.address import Trust
-from twostep.bench.client.http import Patience, Request
+from twostep.bench.client.http import HttpRequest, Patience
 from twostep.bench.load.run_record import Server
 from twostep.errors import InvalidParameterError
 
@@ -69,13 +69,13 @@ class Target:
         """Whether an answer with fewer tokens than requested is a failure."""
         return bool(self.extra.get("ignore_eos", self.ignore_eos))
 
-    def request(self, server: Server, prompt: Prompt, output_tokens: int) -> Request:
+    def request(self, server: Server, prompt: Prompt, output_tokens: int) -> HttpRequest:
         """A request for one streamed answer."""
         asked = {"prompt": prompt} if self.endpoint == "completions" else {"messages": _messages(prompt)}
         body: dict[str, Any] = {"model": server.model, **asked, self.length_field: output_tokens, "stream": True}
         body |= {"stream_options": {"include_usage": True}, **_COUNTING.get(server.owner, {})}
         body |= {"temperature": 0, "seed": 0, **({"ignore_eos": True} if self.ignore_eos else {}), **self.extra}
-        return Request("POST", _PATHS[self.endpoint], self.all_headers(), json.dumps(body).encode())
+        return HttpRequest("POST", _PATHS[self.endpoint], self.all_headers(), json.dumps(body).encode())
 
 
 def _messages(prompt: Prompt) -> list[dict[str, str]]:

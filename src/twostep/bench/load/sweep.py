@@ -18,7 +18,7 @@ LIMITS_LONG = 5
 """The arrivals last at least this many times the limit that a growing queue violates."""
 
 
-class Measured(Protocol):
+class LevelMeasurement(Protocol):
     """What the search needs of a measurement."""
 
     @property
@@ -119,7 +119,7 @@ def least_s(limits: Limits, asked_s: float | None) -> float:
     return max(LEVEL_S, needed_s) if asked_s is None else asked_s
 
 
-async def sweep(search: Search, measure: Callable[[float], Awaitable[Measured | None]]) -> Verdict:
+async def sweep(search: Search, measure: Callable[[float], Awaitable[LevelMeasurement | None]]) -> Verdict:
     """Measures level by level, at most `search.most_runs` times. `measure` returns None to stop the search."""
     points = list[Point]()
     while len(points) < search.most_runs and (level := next_level(search, points)) is not None:
@@ -130,7 +130,7 @@ async def sweep(search: Search, measure: Callable[[float], Awaitable[Measured | 
     return _verdict(search, points, _ending(search, points))
 
 
-def judge(search: Search, level: float, measured: Measured) -> Point:
+def judge(search: Search, level: float, measured: LevelMeasurement) -> Point:
     """Judges a measurement. A level at which no request ended in time is missed."""
     share = measured.summary.met / max(1, measured.summary.requests)
     if not measured.kept_pace:
@@ -140,7 +140,7 @@ def judge(search: Search, level: float, measured: Measured) -> Point:
     return Point(level, share, Judgement.MET if measured.kept_up else Judgement.BEHIND)
 
 
-def stopped(search: Search, measured: Iterable[tuple[float, Measured]]) -> Verdict:
+def stopped(search: Search, measured: Iterable[tuple[float, LevelMeasurement]]) -> Verdict:
     """The verdict of a search that stopped after these measurements."""
     points = [judge(search, level, found) for level, found in measured]
     return _verdict(search, points, Ending.STOPPED)

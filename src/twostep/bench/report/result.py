@@ -52,7 +52,7 @@ class WorkloadFacts:
 
 
 @dataclass(frozen=True)
-class Step:
+class EngineStep:
     """One step of our own engine; nanoseconds since the start of the run."""
 
     start_ns: int
@@ -70,7 +70,7 @@ class Run:
     limits: Limits
     rate: float | None = None
     """Requests per second that the workload was scaled to; None in a closed loop and for unscaled workloads."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[EngineStep, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.record.outcomes:

@@ -19,7 +19,7 @@ from twostep.bench.report.plot import (
     rect,
     staircase,
 )
-from twostep.bench.report.result import Run, Step
+from twostep.bench.report.result import EngineStep, Run
 from twostep.bench.report.text_report import ms, plural
 
 S = 1e9
@@ -188,31 +188,31 @@ def _area(plane: Plane, points: Sequence[Point], style: str) -> str:
     return polyline(around, f'class="area {style}"') + polyline(around, f'class="line thin {style}"')
 
 
-def _longest(steps: Sequence[Step]) -> list[Step]:
+def _longest(steps: Sequence[EngineStep]) -> list[EngineStep]:
     """The longest step of each column of the drawing."""
     end_ns = max(step.end_ns for step in steps)
-    found = dict[int, Step]()
+    found = dict[int, EngineStep]()
     for step in steps:
         column = step.start_ns * 2 * COLUMNS // max(end_ns, 1)
         found[column] = max(found.get(column, step), step, key=_step_ms)
     return list(found.values())
 
 
-def _stroke(plane: Plane, step: Step) -> str:
+def _stroke(plane: Plane, step: EngineStep) -> str:
     top, floor = plane.down(_step_ms(step)), plane.height - plane.bottom
     style = f'class="bar {_kind(step)}"'
     return rect(plane.across(step.start_ns / S), top, 1.4, max(floor - top, 1), style, _step_tip(step))
 
 
-def _step_ms(step: Step) -> float:
+def _step_ms(step: EngineStep) -> float:
     return (step.end_ns - step.start_ns) / 1e6
 
 
-def _kind(step: Step) -> str:
+def _kind(step: EngineStep) -> str:
     if step.prefill_tokens and step.decode_tokens:
         return "c3"
     return "wait" if step.prefill_tokens else "c1"
 
 
-def _step_tip(step: Step) -> str:
+def _step_tip(step: EngineStep) -> str:
     return f"{_step_ms(step):.1f} ms: {step.prefill_tokens} prefill tokens, {step.decode_tokens} decode tokens"
