@@ -120,7 +120,7 @@ def test_a_bad_body_is_answered_as_such_and_the_others_go_on(model: LoadedModel,
         completion("good"),
     ]
     out = tmp_path / "out"
-    with pytest.raises(UnansweredError, match=r"^7 of 8 answers in .*out are errors; the first: line 1: temperature"):
+    with pytest.raises(UnansweredError, match=r"^7 of 8 answers in .*out are errors; first: line 1: temperature"):
         answer_file(written(tmp_path / "in", lines), out, lambda: FakeEngine(model), ["m"])
     answers = answers_in(out)
     status = {id_: answer["response"]["status_code"] for id_, answer in answers.items()}
@@ -184,7 +184,7 @@ def test_a_second_run_answers_only_what_is_left(model: LoadedModel, tmp_path: Pa
 def test_errors_of_earlier_runs_are_told_again(model: LoadedModel, tmp_path: Path) -> None:
     lines = [completion("a"), completion("b", temperature="hot"), completion("c", top_p=3)]
     requests, out = written(tmp_path / "in", lines), tmp_path / "out"
-    told = "2 of 3 answers in .*out are errors; the first: line 2: temperature is 'hot'; .*retry-errors repeats them"
+    told = "2 of 3 answers in .*out are errors; first: line 2: temperature is 'hot'; .*retry-errors repeats them"
     for load in (lambda: FakeEngine(model), never):
         with pytest.raises(UnansweredError, match=told):
             answer_file(requests, out, load, ["m"])
@@ -200,7 +200,7 @@ def test_errors_are_asked_again_if_so_wished(model: LoadedModel, tmp_path: Path)
     out.chmod(0o640)
     good = [line for line in out.read_bytes().splitlines(keepends=True) if b'"status_code": 200' in line]
     engine = FakeEngine(model)
-    with pytest.raises(UnansweredError, match=r"^1 of 4 answers in .* are errors; the first: line 3: bad luck"):
+    with pytest.raises(UnansweredError, match=r"^1 of 4 answers in .* are errors; first: line 3: bad luck"):
         answer_file(requests, out, lambda: engine, ["m", "other"], retry_errors=True)
     assert engine.submitted == ["2.0", "3.0"]
     assert out.read_bytes().startswith(b"".join(good))
@@ -277,7 +277,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
     assert answers_in(tmp_path / "out").keys() == set("bcd")
     message = capsys.readouterr().err
     assert message.startswith("twostep: stopped at 3/4 requests, ")
-    assert message.endswith(f"the same command goes on from what {tmp_path / 'out'} has\n")
+    assert message.endswith(f"the same command resumes with the answers in {tmp_path / 'out'}\n")
 
 
 WRITE_FOR_EVER = """

@@ -290,7 +290,7 @@ TOO_MANY = b'{"error": {"message": "the queue\\nis full", "type": "queue_full"}}
         (then(THREE[0], event({"choices": [{**CHOICE, "index": 1}]})), FailureKind.GARBAGE, "choices 1 in", 1),
         (stream(THREE[0], usage(10**15, 3)), FailureKind.GARBAGE, "1000000000000000 is not a token count", 1),
         (stream(THREE[0], usage(1, 1, cached_tokens=1 << 31)), FailureKind.GARBAGE, "is not a token count", 1),
-        (then(THREE[0], content_encoding="gzip"), FailureKind.GARBAGE, "content encoding gzip, where identity", 0),
+        (then(THREE[0], content_encoding="gzip"), FailureKind.GARBAGE, "content encoding gzip, although identity", 0),
         (then(b"\x1f", status="500 No", content_encoding="GZIP"), FailureKind.STATUS, "500: (encoded as gzip)", 0),
         (then(THREE[0], content_type="text/event-streamX"), FailureKind.GARBAGE, "text/event-streamX instead", 0),
         (then(TOO_MANY, status="429 Too Many", retry_after="7"), FailureKind.OVERLOADED, "429, Retry-After 7: the", 0),
@@ -412,7 +412,7 @@ def test_what_the_client_has_to_set_itself_is_refused() -> None:
         Target("http://host", headers={"X": "a\nb"})
     with pytest.raises(InvalidParameterError, match="headers contain host"):
         Target("http://host", headers={"Host": "other"})
-    with pytest.raises(InvalidParameterError, match="token ids need the endpoint completions"):
+    with pytest.raises(InvalidParameterError, match="token ids need --endpoint completions"):
         Target("http://host", endpoint="chat").request(Server("", "chat", "small"), [1, 2], 1)
 
 
@@ -510,7 +510,7 @@ def test_no_server_at_all() -> None:
         async with serving(stream()) as url:
             return url
 
-    with pytest.raises(TargetError, match="/v1: Connection refused; no server runs there"):
+    with pytest.raises(TargetError, match="/v1: Connection refused; no server is running there"):
         asyncio.run(connect(Target(asyncio.run(unused()))))
 
 

@@ -90,7 +90,7 @@ def test_how_tokens_were_counted_is_told_case_by_case() -> None:
     assumed = "counted as one per chunk, as the server gave no total,"
     assert lines[Counting.ASSUMED].endswith(f"1 received, {assumed} in 1 of 1 replies")
     mixed = _tokens_out(*(outcome(i, i * S, (i + 1) * S, counted=way) for i, way in enumerate(ways)))
-    assert mixed.endswith(f"spread over chunks by their text in 1 of 4 replies, {assumed} in 2 of 4 replies")
+    assert mixed.endswith(f"spread over chunks by text length in 1 of 4 replies, {assumed} in 2 of 4 replies")
 
 
 def _tokens_out(*outcomes: Outcome) -> str:
@@ -362,7 +362,7 @@ def test_the_page_has_the_figures_people_look_for() -> None:
     assert re.findall("<h2>Open loop, (.*?) requests/s</h2>", page) == ["2", "4", "8", "16"]
     assert "limit 200 ms" in page
     assert "Sweep: 8 requests/s is the highest load that meets the limits" in page
-    assert "http://127.0.0.1:8000/v1, asked by twostep 0.1.0 on A &lt;fast&gt; CPU &amp; more" in page
+    assert "http://127.0.0.1:8000/v1, measured by twostep 0.1.0 on A &lt;fast&gt; CPU &amp; more" in page
 
 
 def test_latency_is_drawn_from_the_lowest_load_to_the_highest() -> None:

@@ -298,7 +298,7 @@ def test_a_defect_of_the_client_is_raised() -> None:
     [
         ([], Open(), OPTIONS, "completions", "no requests"),
         ([request()], Closed(0), OPTIONS, "completions", "number of clients is 0"),
-        ([request()], Open(), Options("s", vocabulary=5000), "chat", "need the endpoint completions"),
+        ([request()], Open(), Options("s", vocabulary=5000), "chat", "need --endpoint completions"),
     ],
 )
 def test_what_cannot_be_run(

@@ -214,9 +214,9 @@ def test_a_workload_is_repeated_as_something_new() -> None:
     assert [one.arrival_s for one in again.requests] == [0, 2, 4, 6, 8, 10, 12, 14, 16]
     assert [one.blocks for one in again.requests[:5]] == [(0, 1), (0, 2), (), (3, 4), (3, 5)]
     assert mean_rate(again) == mean_rate(once)
-    with pytest.raises(WorkloadError, match="3 requests and 4 are needed; it comes all at once"):
+    with pytest.raises(WorkloadError, match="3 requests and 4 are needed; they arrive all at once"):
         lasting(Workload([WorkloadRequest(0, 1, 1)] * 3), 4)
-    with pytest.raises(WorkloadError, match="2 requests and 4 are needed; it has its prompts' text"):
+    with pytest.raises(WorkloadError, match="2 requests and 4 are needed; its prompts have text"):
         lasting(Workload([WorkloadRequest(i, 1, 1, text="a") for i in range(2)]), 4)
 
 

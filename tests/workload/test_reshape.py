@@ -105,7 +105,7 @@ def test_the_rate_is_the_one_that_was_asked_for(rate: float, said: list[str]) ->
 
 def test_what_comes_all_at_once_has_no_rate(said: list[str]) -> None:
     workload = make_workload(Rag(), AtOnce(), 5)
-    with pytest.raises(WorkloadError, match="'rag' has no rate to change: its requests come all at once"):
+    with pytest.raises(WorkloadError, match="'rag' has no rate to change: all its requests arrive at once"):
         reshaped(workload, Changes(rate=1.0), said.append)
 
 

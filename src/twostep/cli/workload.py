@@ -209,5 +209,5 @@ def _lines(workload: "Workload") -> Iterator[str]:
             values = ", ".join(f"{key} {lengths[key]:.0f}" for key in ("mean", "p50", "p90", "p99", "max"))
             yield f"{label}  {values} tokens"
     if figures["shared_share"] is not None:
-        found = f"{figures['shared_share']:.1%} of the prompt tokens at most can be found in a prefix cache"
+        found = f"up to {figures['shared_share']:.1%} of the prompt tokens can be found in a prefix cache"
         yield f"shared    {found} (blocks of {figures['block_tokens']})"

@@ -98,7 +98,7 @@ def _check(workload: Workload, target: Target, mode: Mode, options: Options) -> 
     if isinstance(mode, Closed) and mode.clients < 1:
         raise InvalidParameterError(f"the number of clients is {mode.clients}; it must be at least 1", "concurrency")
     if options.vocabulary is not None and target.endpoint == "chat":
-        raise InvalidParameterError("prompts of token ids need the endpoint completions", "endpoint")
+        raise InvalidParameterError("prompts of token ids need --endpoint completions", "endpoint")
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
