@@ -17,12 +17,12 @@ PLOTS = "plots"
 
 WIDTH, HEIGHT = 640, 360
 LEFT, RIGHT, TOP, BOTTOM = 60, 150, 20, 50
-"""Margins; the right one is for the labels of points near it."""
+"""Margins; the right one has room for labels."""
 
 
 @dataclass(frozen=True)
 class Dot:
-    """One point; its bar goes from `low` to `high`."""
+    """A point with an error bar from `low` to `high`."""
 
     x: float
     y: float
@@ -32,7 +32,7 @@ class Dot:
 
 
 def scatter(title: str, x_title: str, y_title: str, dots: Sequence[Dot], line_y: float | None = None) -> str:
-    """A whole SVG document. `line_y`: where a dashed line is drawn across."""
+    """An SVG document. `line_y`: position of a dashed horizontal line."""
     x, y = axis(x_title, max(dot.x for dot in dots)), axis(y_title, max(dot.high for dot in dots))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -79,7 +79,7 @@ def _down(y: Axis, value: float) -> float:
 
 
 def batching(result: Json) -> str:
-    """All of our own baselines."""
+    """Tables of our own baselines."""
     parts = [
         provenance(result),
         f"### Output lengths: continuous {DIVIDED} static batching",
@@ -108,7 +108,7 @@ def _lengths_row(point: Json) -> list[str]:
 
 
 def ratio(point: Json) -> str:
-    """With its spread."""
+    """A value with its spread."""
     found = point["ratio"]
     return f"**{found['median']:.2f} {TIMES}** ({found['min']:.2f} to {found['max']:.2f})"
 
@@ -146,7 +146,7 @@ def paging(found: Json) -> str:
 
 
 def peers(result: Json) -> str:
-    """Throughput and stall of all engines of a run in which there were others."""
+    """Throughput and stall of all engines, for a run with other engines."""
     found = result["peers"]
     versions = "\n".join(f"* {one['engine']}: {one['version']}, `{one['file']}`" for one in found["throughput"])
     tables = [throughput(found), stalls("engine", found["stalls"])]
@@ -154,7 +154,7 @@ def peers(result: Json) -> str:
 
 
 def throughput(found: Json) -> str:
-    """Twostep first; what it reaches of the best of the others."""
+    """Twostep first, with its ratio to the best other engine."""
     ours, *others = found["throughput"]
     best = max(one["output_tokens_per_s"]["median"] for one in others)
     reached = f"**{ours['output_tokens_per_s']['median'] / best:.2f} {TIMES}**"
@@ -164,7 +164,7 @@ def throughput(found: Json) -> str:
 
 
 def main_rows(result: Json) -> str:
-    """What the README shows: one line a claim."""
+    """Rows for the README: one line per claim."""
     widest = max(result["lengths"], key=lambda point: point["variation"])
     equal = min(result["lengths"], key=lambda point: point["variation"])
     none, most = result["prefixes"]
@@ -196,7 +196,7 @@ def peers_rows(found: Json | None) -> list[list[str]]:
 
 
 def plots(result: Json) -> dict[str, str]:
-    """Each plot's text by its path from the page."""
+    """SVG text of each plot by its path relative to the page."""
     return {
         plot_path(result, "lengths"): lengths_plot(result),
         plot_path(result, "chunking"): chunking_plot(result),
@@ -231,10 +231,10 @@ def _gap_dot(point: Json) -> Dot:
 # --- scheduling -------------------------------------------------------------------------------------------------------
 
 STANDING_TARGET = (256, 100)
-"""Sequences, and µs that a step in which they only decode may take."""
+"""Sequences, and target in µs for a step in which they only decode."""
 EVENT_TARGET_US = 20
 HOST_TARGETS = {"SmolLM2": 0.03, "Qwen2.5-Coder-1.5B": 0.01}
-"""Share of a decode step that may be no kernels, by the beginning of the model's name."""
+"""Target share of a decode step outside the kernels, by prefix of the model name."""
 
 
 def scheduler(result: Json) -> str:
@@ -277,5 +277,5 @@ def _host_row(point: Json) -> list[str]:
 
 
 def percent(share: Json) -> str:
-    """With its spread."""
+    """A value with its spread."""
     return f"{share['median']:.1%} ({share['min']:.1%} to {share['max']:.1%})"

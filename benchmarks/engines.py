@@ -15,7 +15,7 @@ from twostep.model.loaded import open_model
 
 @dataclass(frozen=True)
 class Prefill:
-    """Rate of computing one prompt of so many tokens, up to its first output token."""
+    """Prefill rate of one prompt of `tokens` tokens, up to its first output token."""
 
     tokens: int
 
@@ -26,7 +26,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """Rate of all `batch` sequences together, each making `tokens` output tokens after `context` tokens."""
+    """Total decode rate of `batch` sequences that generate `tokens` tokens each after `context` tokens."""
 
     batch: int
     context: int
@@ -49,7 +49,7 @@ class Engine(Protocol):
     """Name of the weight file."""
 
     def warm_up(self, measures: Sequence[Measure]) -> None:
-        """Makes whatever is slow the first time."""
+        """Does everything that is slow the first time."""
         ...
 
     def rate(self, measure: Measure, run: int) -> float:
@@ -57,12 +57,12 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what the engine keeps running."""
+        """Stops the engine."""
         ...
 
 
 class Twostep:
-    """In this process, on the native executor. Sampling is part of a decode step, the tokens are fed back."""
+    """Twostep in this process, on the native executor. Decode steps include sampling and feed tokens back."""
 
     name = "Twostep"
 
@@ -80,7 +80,7 @@ class Twostep:
         self._driver.fill()
 
     def warm_up(self, measures: Sequence[Measure]) -> None:
-        """Buffers grow, the file's pages come in."""
+        """Grows buffers and loads the pages of the file."""
         for measure in measures:
             self.rate(measure, -1)
 
@@ -93,15 +93,16 @@ class Twostep:
         return done.tokens / done.seconds.total
 
     def close(self) -> None:
-        """Nothing runs between steps."""
+        """Nothing to stop."""
 
 
 WARM_TOKENS = 1024
-"""Prompts of this length need no warm-up run of the same length: what it saves is lost in them."""
+"""Prompts of at least this length need no warm-up run, as its effect is negligible."""
 
 
 class LlamaCpp:
-    """`folder` holds the programs; `label` names the kind of weights in `model`. Each run is a process of its own."""
+    """llama.cpp through its own programs in `folder`: `llama-bench` for prefill and one sequence, `llama-batched-bench`
+    for several. `label` names the weight format of `model`. Each run is a separate process."""
 
     def __init__(self, folder: Path, version: str | None, threads: int, model: Path, label: str) -> None:
         self.name = f"llama.cpp {label}"
@@ -110,7 +111,7 @@ class LlamaCpp:
         self._folder, self._threads, self._model = folder, threads, model
 
     def warm_up(self, measures: Sequence[Measure]) -> None:
-        """Each program does that itself."""
+        """Nothing to do: the programs warm up themselves."""
 
     def rate(self, measure: Measure, run: int) -> float:
         match measure:
@@ -123,7 +124,7 @@ class LlamaCpp:
                 return self._batched(batch, context, tokens)
 
     def close(self) -> None:
-        """Nothing runs between measurements."""
+        """Nothing to stop."""
 
     def _bench(self, arguments: list[str]) -> dict[str, Any]:
         return self._run("llama-bench", ["-t", str(self._threads), "-r", "1", "-o", "jsonl", *arguments])
@@ -134,7 +135,7 @@ class LlamaCpp:
         return float(self._run("llama-batched-bench", [*threads, *sizes, "--output-format", "jsonl"])["speed_tg"])
 
     def _run(self, program: str, arguments: list[str]) -> dict[str, Any]:
-        """The one line of JSON that a program prints."""
+        """Runs a program that prints one line of JSON, and returns it."""
         output = _output([str(self._folder / program), "-m", str(self._model), *arguments])
         lines = [line for line in output.splitlines() if line.startswith("{")]
         if len(lines) != 1:
@@ -144,24 +145,24 @@ class LlamaCpp:
 
 
 def programs_version(folder: Path) -> str:
-    """Of the programs in `folder`. Raises `EngineError`."""
+    """Version of the programs in `folder`. Raises `EngineError`."""
     return _output([str(folder / "llama-bench"), "--version"]).partition("\n")[0]
 
 
 def requantise(programs: Path, source: Path, kind: str, folder: Path) -> Path:
-    """A copy of `source` in `folder` whose weights are of another `kind`. Raises `EngineError`."""
+    """Converts `source` to weight format `kind`, as a file in `folder`. Raises `EngineError`."""
     target = folder / f"{source.stem}-as-{kind}.gguf"
     _output([str(programs / "llama-quantize"), "--allow-requantize", str(source), str(target), kind])
     return target
 
 
 def _output(command: list[str]) -> str:
-    """What a program prints. Raises `EngineError` with its last words."""
+    """Output of a program. Raises `EngineError` with its last line if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise EngineError(f"{command[0]}: {error.strerror}") from error
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise EngineError(f"{command[0]}: exit code {done.returncode}: {last}")
     return done.stdout

@@ -22,43 +22,43 @@ ANSWER_LIMIT_S = 300
 
 @dataclass(frozen=True)
 class Reply:
-    """Seconds of one clock. Asking begins with connecting."""
+    """A reply with times in seconds of one clock. `asked_s` is when connecting started."""
 
     asked_s: float
     first_s: float
     """First byte of the body."""
     last_s: float
     received: bytes
-    """As it came, with its head."""
+    """Raw bytes, including the head."""
     connected_s: float | None = None
-    """When there was a connection; None where that was not looked at."""
+    """When the connection was established; None if not measured."""
     arrivals: Sequence[tuple[int, float]] = ()
-    """How many bytes were there at which time, after each piece."""
+    """Total bytes and time after each received piece."""
 
     def body(self) -> bytes:
-        """Raises `EngineError` unless the status is 200 and the reply whole."""
+        """Raises `EngineError` unless the status is 200 and the reply is complete."""
         try:
             response = HTTPResponse(cast(socket, _Received(self.received)))
             response.begin()
             body = response.read()
         except (HTTPException, OSError) as error:
-            raise EngineError(f"no whole reply: {type(error).__name__} {error}") from error
+            raise EngineError(f"incomplete reply: {type(error).__name__} {error}") from error
         if response.status != 200:
             raise EngineError(f"HTTP {response.status}: {body[:200].decode(errors='replace')}")
         return body
 
     def timings(self) -> dict[str, Any]:
-        """Of a streamed reply: they are in its last event before `[DONE]`. Raises `EngineError` if it has none."""
+        """The `timings` of a streamed reply, from its last event before `[DONE]`. Raises `EngineError` if missing."""
         events = [event for event in self.body().split(b"\n\n") if event.startswith(b"data: {")]
         last = events[-1] if events else b"data: {}"
         found = json.loads(last.removeprefix(b"data: "))
         if "timings" not in found:
-            raise EngineError(f"ended a stream with {last[:200].decode(errors='replace')}")
+            raise EngineError(f"the stream ended without timings: {last[:200].decode(errors='replace')}")
         return cast(dict[str, Any], found["timings"])
 
 
 class _Received:
-    """Stands for a socket from which all has been read."""
+    """A fake socket that returns the received bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -71,7 +71,7 @@ Note = Callable[[bytes], None]
 
 
 async def fetch(port: int, path: str, body: bytes | None = None, note: Note | None = None) -> Reply:
-    """POST with a body, else GET. `note` is told of each piece. Raises `EngineError` if nothing of a body came."""
+    """POST with a body, otherwise GET. Calls `note` with each piece. Raises `EngineError` if no body arrived."""
     loop, asked_s = asyncio.get_running_loop(), perf_counter()
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
@@ -82,7 +82,7 @@ async def fetch(port: int, path: str, body: bytes | None = None, note: Note | No
     except OSError as error:
         raise EngineError(f"{path}: {error or type(error).__name__}") from error
     if exchange.first_s is None:
-        raise EngineError(f"closed the connection of {path} without an answer")
+        raise EngineError(f"{path}: connection closed without an answer")
     received = b"".join(exchange.pieces)
     return Reply(asked_s, exchange.first_s, perf_counter(), received, connected_s, exchange.arrivals)
 
@@ -95,7 +95,7 @@ def _request(path: str, body: bytes | None) -> bytes:
 
 
 class _Exchange(asyncio.Protocol):
-    """One connection, until the server closes it."""
+    """A connection, until the server closes it."""
 
     def __init__(self, note: Note | None) -> None:
         self._note = note
@@ -123,14 +123,14 @@ DATA, DONE = b"data: ", b"[DONE]"
 
 @dataclass(frozen=True)
 class Event:
-    """`at_s`: when its last byte was there."""
+    """A server-sent event. `at_s`: arrival of its last byte."""
 
     at_s: float
     data: bytes
 
 
 def events(reply: Reply) -> list[Event]:
-    """Those with data, `[DONE]` left out. Raises `EngineError` unless the status is 200 and the reply whole."""
+    """Events with data, except `[DONE]`. Raises `EngineError` unless the status is 200 and the reply is complete."""
     reply.body()
     body, places = _unpacked(reply.received)
     found, start = list[Event](), 0
@@ -142,7 +142,7 @@ def events(reply: Reply) -> list[Event]:
 
 
 Places = list[tuple[int, int]]
-"""Where pieces of the body begin: in the body, and in what was received."""
+"""Offsets of the pieces of the body: in the body, and in the received bytes."""
 
 
 def _unpacked(received: bytes) -> tuple[bytes, Places]:
@@ -154,7 +154,7 @@ def _unpacked(received: bytes) -> tuple[bytes, Places]:
 
 
 def _unchunked(received: bytes, at: int) -> tuple[bytes, Places]:
-    """HTTP's chunked transfer coding (RFC 9112, 7.1); `at` the first chunk."""
+    """Decodes chunked transfer coding (RFC 9112, 7.1) from offset `at`."""
     body, places = bytearray(), Places()
     while True:
         line_end = received.index(b"\r\n", at)
@@ -167,7 +167,7 @@ def _unchunked(received: bytes, at: int) -> tuple[bytes, Places]:
 
 
 def _received(places: Places, offset: int) -> int:
-    """The offset in what was received of one in the body."""
+    """Converts an offset in the body to one in the received bytes."""
     in_body, in_received = places[bisect_right(places, offset, key=lambda place: place[0]) - 1]
     return in_received + offset - in_body
 

@@ -25,26 +25,27 @@ from twostep.server.options import SETTINGS
 START_LIMIT_S, END_LIMIT_S = 600, 15
 POLL_S = 0.05
 FIRST = Job(prompt(4, "first"), 1)
-"""Who answers this has started."""
+"""A server that answers this request has started."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start a server. `name` and `version` are what tables call it, `file` its weights."""
+    """How to start a server. `name` and `version` are for tables, `file` has its weights."""
 
     name: str
     version: str
     file: str
     command: Sequence[str]
-    """Without host and port: `--host` and `--port` come behind."""
+    """Without `--host` and `--port`, which are appended."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Variables that differ from this process's; None: not set."""
+    """Environment variables that differ from this process; None: unset."""
     further: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that its requests need beside OpenAI's."""
+    """Extra fields for its requests."""
 
 
 class HttpEngine:
-    """Started, and it has answered one request. Raises `EngineError` with the server's last words if that fails."""
+    """A server that was started and has answered one request. Raises `EngineError` with its last line of output if that
+    fails."""
 
     def __init__(self, launch: Launch) -> None:
         self.name, self.version, self.file = launch.name, launch.version, launch.file
@@ -54,12 +55,12 @@ class HttpEngine:
         started_s = perf_counter()
         self._process = self._start(launch)
         try:
-            self._wait_until_it_answers(launch.further)
-        except BaseException:  # Ctrl-C too: it is in a session of its own and would go on
+            self._wait_until_ready(launch.further)
+        except BaseException:  # also for Ctrl-C: the server has its own session and would keep running
             self.close()
             raise
         self.start_s = perf_counter() - started_s
-        """From the start of the process to its first whole answer."""
+        """From the start of the process to its first complete answer."""
 
     @property
     def pid(self) -> int:
@@ -72,7 +73,7 @@ class HttpEngine:
         return self._client.interrupt(stall)
 
     def close(self) -> None:
-        """Ends all that it started: the processes of its group."""
+        """Ends all processes of its process group."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -95,23 +96,23 @@ class HttpEngine:
             self._errors.close()
             raise EngineError(f"{launch.command[0]}: {error.strerror}") from error
 
-    def _wait_until_it_answers(self, further: Mapping[str, Any]) -> None:
+    def _wait_until_ready(self, further: Mapping[str, Any]) -> None:
         deadline = perf_counter() + START_LIMIT_S
         while not self._answers(further):
             if (code := self._process.poll()) is not None:
-                raise EngineError(f"{self.name}: ended with exit code {code}, last said: {self._last_words()}")
+                raise EngineError(f"{self.name}: ended with exit code {code}, last output: {self._last_line()}")
             if perf_counter() > deadline:
-                raise EngineError(f"{self.name}: no answer after {START_LIMIT_S} s, last said: {self._last_words()}")
+                raise EngineError(f"{self.name}: no answer after {START_LIMIT_S} s, last output: {self._last_line()}")
             sleep(POLL_S)
 
     def _answers(self, further: Mapping[str, Any]) -> bool:
-        """A refused connection and 503 are what a server gives that is not ready yet."""
+        """Whether the server answers; a refused connection or status 503 means that it is not ready."""
         with suppress(EngineError):
             [reply] = http_load.closed_loop(self._port, asks([FIRST], further)).replies
             return bool(reply.body())
         return False
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "nothing"
 
@@ -124,11 +125,11 @@ def _free_port() -> int:
 
 
 SLOTS, SLOT_TOKENS = 16, 2304
-"""Requests at a time, and the context of each: what the longest job needs."""
+"""Concurrent requests, and the context of each, as needed by the longest job."""
 
 
 def launch_llama_server(folder: Path, version: str, threads: int, model: Path, arguments: Sequence[str] = ()) -> Launch:
-    """`folder` holds llama.cpp's programs. `arguments`: further ones of the server, part of its name here."""
+    """Starts llama.cpp's server. `folder` has its programs; extra `arguments` become part of the name."""
     kind = model.stem.rpartition("-as-")[2].rpartition(".")[2]
     return Launch(
         name=" ".join(("llama-server", kind, *arguments)),
@@ -145,7 +146,7 @@ def launch_llama_server(folder: Path, version: str, threads: int, model: Path, a
 def launch_twostep(
     version: str, threads: int, model: Path, kv_bytes_per_token: int, arguments: Sequence[str] = ()
 ) -> Launch:
-    """On defaults but for the room; with `arguments`, which are part of its name here."""
+    """Starts Twostep with default settings except for memory; extra `arguments` become part of the name."""
     return Launch(
         name=" ".join(("Twostep", *arguments)),
         version=version,
@@ -161,24 +162,25 @@ def launch_twostep(
 
 MAKE_MODEL = Path(__file__).with_name("hf_model.py")
 KV_GIB = 1
-"""Whole GiB: the least with room for all slots of the default model, for which they need 0.8."""
+"""Whole GiB; all slots of the default model need 0.8."""
 
 
 def hf_folder(python: Path, model: Path, folder: Path) -> Path:
-    """The model in `folder`, made if it is not there. Raises `EngineError`."""
+    """The converted model in `folder`; made if missing. Raises `EngineError`."""
     target = folder / f"{model.stem}-as-bf16"
     if not target.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         command = [str(python), "-I", str(MAKE_MODEL), str(model), str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise EngineError(f"{MAKE_MODEL.name}: exit code {done.returncode}: {last}")
     return target
 
 
 def launch_vllm(python: Path, version: str, threads: int, model: Path, arguments: Sequence[str] = ()) -> Launch:
-    """`model` is a folder; `arguments`: further ones of the server, part of its name here."""
+    """Starts vLLM with the fastest measured settings. `model` is a folder; extra `arguments` become part of the
+    name."""
     return Launch(
         name=" ".join(("vLLM bf16", *arguments)),
         version=version,
@@ -194,7 +196,7 @@ def launch_vllm(python: Path, version: str, threads: int, model: Path, arguments
 
 
 def _vllm_environment(python: Path, threads: int) -> dict[str, str | None]:
-    """As vLLM's documents for CPUs say, as far as the libraries are there: its own OpenMP, and tcmalloc."""
+    """As recommended in vLLM's CPU documentation: its own OpenMP and tcmalloc, if installed."""
     tcmalloc, openmp = find_library("tcmalloc_minimal"), python.parent.parent / "lib" / "libiomp5.so"
     preload = [*([tcmalloc] if tcmalloc else []), *([str(openmp)] if openmp.is_file() else [])]
     return {

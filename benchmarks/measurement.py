@@ -11,7 +11,7 @@ from twostep.errors import TwostepError
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and greatest of `n` values, in their unit."""
+    """Median, minimum and maximum of `n` values, in their unit."""
 
     median: float
     min: float
@@ -20,7 +20,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Raises `StatisticsError` for no values."""
+    """Raises `StatisticsError` without values."""
     return Spread(median(values), min(values), max(values), len(values))
 
 
@@ -32,4 +32,4 @@ def say(line: str) -> None:
 
 
 class EngineError(TwostepError):
-    """Another engine could not be started or measured: names the program and what it said."""
+    """An engine could not be started or measured: names the program and its message."""

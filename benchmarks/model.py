@@ -1,7 +1,7 @@
-"""`python -m benchmarks.model`: how fast one model runs here, in process, each part of the time against its limit.
+"""`python -m benchmarks.model`: speed of one model in this process, with each part compared with its hardware limit.
 
-Prefill and decode are measured apart, over a grid of lengths, batches and contexts. The result is one JSON file, from
-which `benchmarks.report` makes the tables of README and docs/performance.md.
+Measures prefill and decode separately, over a grid of lengths, batches and contexts. The result is a JSON file, from
+which `benchmarks.report` generates the tables of README and docs/performance.md.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from twostep.store.wheel_download import FetchProgress
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured. A decode run takes enough steps to make `decode_tokens` tokens, at least `least_steps`."""
+    """The measured points. A decode run has enough steps to generate `decode_tokens` tokens, at least `least_steps`."""
 
     prefills: tuple[int, ...]
     batches: tuple[int, ...]
@@ -44,11 +44,11 @@ class Grid:
 
     @property
     def positions(self) -> int:
-        """Of the longest sequence that is decoded."""
+        """Positions of the longest decoded sequence."""
         return max(self.contexts) + self.steps(min(self.batches))
 
     def driver(self, model: LoadedModel, threads: int | None) -> Driver:
-        """With room for every point."""
+        """A driver with room for every point."""
         longest, batch = max(self.prefills), max(self.batches)
         return Driver(model.network, prompt=longest, batch=batch, positions=self.positions, threads=threads)
 
@@ -56,7 +56,7 @@ class Grid:
 FULL = Grid((128, 512, 1024, 2048), (1, 4, 16, 64), (128, 1024), decode_tokens=64, least_steps=4, runs=5)
 QUICK = Grid((32, 64), (1, 4), (32,), decode_tokens=8, least_steps=2, runs=2)
 COUNTED_PREFILL, COUNTED_STEPS = 512, 32
-"""What runs under the hardware counters."""
+"""Sizes of the runs under hardware counters."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ModelInfo:
     file: str
     file_bytes: int
     weight_bytes: int
-    """In memory, as repacked: what a decode step reads."""
+    """Size of the repacked weights, which a decode step reads."""
     kv_bytes_per_token: int
     isa: str
     threads: int
@@ -73,7 +73,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Counted:
-    """Hardware counts by event of a prefill and of lone decode steps, or why there are none."""
+    """Hardware counts by event of a prefill and of single-sequence decode steps, or why there are none."""
 
     missing: str | None
     prefill: dict[str, int | None]
@@ -94,8 +94,10 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser("model", "Measures one model, part by part.")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a name, a cached file's stem or a path (%(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="model name, stem of a cached file, or path (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores available to this process")
     options = parser.parse_args(arguments)
     return command.run(
         "model",
@@ -163,7 +165,7 @@ def _decode(driver: Driver, batch: int, context: int, grid: Grid, bounds: Limits
 
 
 def _without_first(runs: list[Run]) -> list[Run]:
-    """The first run of a point pays for buffers that grow and caches that are cold."""
+    """Drops the first run of a point, which includes growing buffers and cold caches."""
     return runs[1:]
 
 

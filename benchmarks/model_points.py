@@ -12,15 +12,15 @@ from twostep.kernels import _native
 # --- limits of the machine
 
 WORKING_SETS = (2 << 20, 16 << 20, 64 << 20, 1 << 30)
-"""Bytes at which the read bandwidth is shown: about a core's cache, the shared cache, beyond it, memory."""
+"""Sizes for the read bandwidth: about the cache of a core, the shared cache, above it, memory."""
 
 LEAST_PASSES, READ_BYTES = 9, 1 << 30
-"""A working set is read so often, and until so many bytes were read."""
+"""Minimum passes over a working set, and minimum bytes read."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Operations per second; a multiplication and an addition count as two."""
+    """Peak operations per second; a multiplication and an addition count as two."""
 
     one_core: float
     all_threads: float
@@ -28,7 +28,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes per second when all threads read `bytes` in all, again and again, each its own part."""
+    """Bytes per second when all threads repeatedly read `bytes` in total, each its own part."""
 
     bytes: int
     bytes_per_s: float
@@ -44,7 +44,11 @@ class Limits:
 
 
 def measure_limits(isa: str, threads: int, weight_bytes: int) -> Limits:
-    """All limits; `weight_bytes` is one more working set. Takes a few seconds."""
+    """Measures the limits of this machine with the instruction set in use; takes a few seconds.
+
+    `weight_bytes` is an additional working set. Peaks use the kernels' own instructions with all operands in registers;
+    kernels that also load, unpack and scale cannot reach them.
+    """
     return Limits(
         isa=isa,
         threads=threads,
@@ -55,7 +59,7 @@ def measure_limits(isa: str, threads: int, weight_bytes: int) -> Limits:
 
 
 def read_bandwidth(size: int, threads: int) -> Bandwidth:
-    """The median pass over `size` bytes, after a first that fills the caches as far as they go."""
+    """Bandwidth of the median pass over `size` bytes, after a warm-up pass."""
     passes = max(LEAST_PASSES, READ_BYTES // size)
     return Bandwidth(size, _native.read_bandwidth(size, threads, passes))
 
@@ -65,9 +69,9 @@ def _peak(one_core: Callable[[], float], threads: int) -> Peak:
 
 
 def while_others_run(measured: Callable[[], float], others: int) -> float:
-    """Runs it while so many other threads do the same, from before it begins until after it ends.
+    """Runs `measured` while `others` threads do the same throughout.
 
-    Cores that share units, power or a host's processor are slower together than the sum of each alone.
+    Cores that share units, power or a host processor are slower together than alone.
     """
     done = threading.Event()
     started = threading.Barrier(others + 1)
@@ -94,7 +98,7 @@ def while_others_run(measured: Callable[[], float], others: int) -> float:
 
 @dataclass(frozen=True)
 class Against:
-    """A rate reached, in operations or bytes per second, and the share it is of the limit measured in the same run."""
+    """An achieved rate in operations or bytes per second, and its share of the limit measured in the same run."""
 
     per_s: float
     share: float
@@ -102,26 +106,26 @@ class Against:
 
 @dataclass(frozen=True)
 class Point:
-    """Prefill of one prompt of `context` tokens, or decode by `batch` sequences that have `context` tokens.
+    """Prefill of one prompt of `context` tokens, or decode of `batch` sequences with `context` tokens.
 
-    Rates and shares are from the medians of the parts over the runs.
+    Rates and shares use the medians of the parts over the runs.
     """
 
     batch: int
     context: int
     steps: int
-    """Of one run: 1 for prefill, seen as one long step."""
+    """Steps of one run; prefill counts as one step."""
     tokens_per_s: Spread
     ms: dict[str, float]
-    """Median of each part of one step, and of the total."""
+    """Median of each part of a step, and of the total."""
     linear: Against
-    """The layers' matrices against the integer dot product of all threads."""
+    """The matrices of the layers, compared with the integer dot product of all threads."""
     head: Against
-    """The head likewise."""
+    """The head, compared with the same limit."""
     attention: Against
-    """Against the fp32 FMA of all threads."""
+    """Compared with the fp32 FMA of all threads."""
     memory: Against | None = None
-    """Decode only: bytes of all weights and of the KV read against the bandwidth at that working set."""
+    """Decode only: bytes of weights and KV cache read, compared with the bandwidth at that working set."""
 
 
 def prefill_point(runs: Sequence[Run], limits: Limits) -> Point:
@@ -131,14 +135,14 @@ def prefill_point(runs: Sequence[Run], limits: Limits) -> Point:
 def decode_point(
     batch: int, context: int, steps: int, runs: Sequence[Run], limits: Limits, weight_bytes: int, read: Bandwidth
 ) -> Point:
-    """`weight_bytes` are read once a step; `read` is the bandwidth at `step_bytes`."""
+    """`weight_bytes` are read once per step; `read` is the bandwidth at `step_bytes`."""
     total_s = median(run.seconds.total for run in runs)
     memory = _against(steps * step_bytes(runs[0], steps, weight_bytes), total_s, read.bytes_per_s)
     return _point(batch, context, steps, runs, limits, memory)
 
 
 def step_bytes(run: Run, steps: int, weight_bytes: int) -> int:
-    """Mean bytes that a decode step of the run has to read."""
+    """Mean bytes read by a decode step of the run."""
     return weight_bytes + run.work.kv_bytes // steps
 
 

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.peers_model`: Twostep beside llama.cpp and OpenVINO GenAI, in one run on one machine.
+"""`python -m benchmarks.peers_model`: compares Twostep with llama.cpp and OpenVINO GenAI in one run on one machine.
 
-Engines take turns at every single measurement, so that whatever disturbs the machine disturbs all of them alike. All
-run without HTTP, on the same number of threads, from the same weight file; llama.cpp also from Q4_0 weights, the kind
-that it is fastest with.
+Engines take turns at every measurement, so that disturbances of the machine affect all alike. All run without HTTP, on
+the same number of threads and the same weight file; llama.cpp also uses Q4_0 weights, its fastest format.
 """
 
 import argparse
@@ -57,11 +56,18 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser_with_peers("peers_model", "Measures Twostep beside other engines, taking turns.")
-    parser.add_argument("--larger-model", default=LARGER_MODEL, metavar="MODEL", help="decode only (%(default)s)")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each measurement (%(default)s)")
+    parser.add_argument(
+        "--larger-model",
+        default=LARGER_MODEL,
+        metavar="MODEL",
+        help="larger model, for decode only (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--runs", type=int, default=3, metavar="N", help="runs of each measurement (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     if options.llama_dir is None and options.openvino_python is None:
-        parser.error("nothing to compare with: give --llama-dir, --openvino-python or both (see --help)")
+        parser.error("no engine to compare with: give --llama-dir, --openvino-python or both (see --help)")
     return command.run(
         "peers_model",
         options,
@@ -79,7 +85,7 @@ def measure(options: argparse.Namespace) -> Result:
         else [(DEFAULT_MODEL, (*PREFILLS, *DECODES)), (options.larger_model, LARGER)]
     )
     models = [_compare(options, surroundings, threads, model, measures) for model, measures in comparisons]
-    return Result(command.told_with_peers("peers_model", options), surroundings, threads, models)
+    return Result(command.command_with_peers("peers_model", options), surroundings, threads, models)
 
 
 def _compare(
@@ -99,7 +105,8 @@ def _compare(
 
 
 def _peers(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[Engine]:
-    """Those that were asked for, all on the same file; the default model also as `LLAMA_BEST`, made in `folder`."""
+    """The requested engines on the same file; llama.cpp also with the default model as `LLAMA_BEST`, made in
+    `folder`."""
     kind = path.stem.rpartition(".")[2]
     if options.llama_dir is not None:
         llama = partial(LlamaCpp, options.llama_dir, options.llama_version, threads)
@@ -111,7 +118,7 @@ def _peers(options: argparse.Namespace, path: Path, folder: Path, threads: int) 
 
 
 def take_turns(engines: Sequence[Engine], measures: Sequence[Measure], runs: int) -> dict[str, dict[str, Spread]]:
-    """Rates by name of the engine and of the measurement."""
+    """Rates by engine and measurement."""
     rates: dict[str, dict[str, list[float]]] = {engine.name: {} for engine in engines}
     for run in range(runs):
         for measure in measures:

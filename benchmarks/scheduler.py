@@ -1,6 +1,6 @@
-"""`python -m benchmarks.scheduler`: what scheduling costs, without kernels and beside them.
+"""`python -m benchmarks.scheduler`: cost of scheduling, with and without kernels.
 
-The result is one JSON file, from which `benchmarks.report` makes the tables of docs/batching.md.
+The result is a JSON file, from which `benchmarks.report` generates the tables of docs/batching.md.
 """
 
 import argparse
@@ -48,13 +48,13 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def _models(quick: bool) -> Iterator[tuple[Path, host_share.Effort]]:
-    """The default model; the larger one if its file is here, since it is not fetched by itself."""
+    """The default model, and the larger one if its file is in the cache, as it cannot be fetched."""
     yield resolve(DEFAULT_MODEL, FetchProgress()), host_share.QUICK if quick else host_share.FULL
     larger = [] if quick else [path for path in cached_files() if path.stem == LARGER_MODEL]
     for path in larger:
         yield path, host_share.LARGER
     if not (quick or larger):
-        say(f"{LARGER_MODEL} is not in the cache folder: left out")
+        say(f"{LARGER_MODEL} is not in the cache folder: skipped")
 
 
 if __name__ == "__main__":

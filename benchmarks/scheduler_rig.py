@@ -1,4 +1,4 @@
-"""A scheduler without kernels: every step is planned, carried out and resolved, and nothing is computed."""
+"""A scheduler without kernels: steps are planned, advanced and resolved, but not computed."""
 
 from itertools import count
 from time import perf_counter_ns
@@ -13,12 +13,12 @@ from twostep.settings import Settings
 
 
 def step_ns(shape: StepShape) -> int:
-    """What a step is said to take: about SmolLM2 on two cores, so that a fitted model has something to learn."""
+    """Simulated duration of a step, about SmolLM2 on two cores, so that the cost model has something to fit."""
     return 3_000_000 + 900_000 * shape.tokens + 20 * shape.pairs + 200_000 * shape.logit_rows
 
 
 class Turn(NamedTuple):
-    """One step: what it was, and the time that scheduling took of it."""
+    """One step, and the time that scheduling took."""
 
     plan: Plan
     resolved: Resolved
@@ -32,9 +32,9 @@ class Turn(NamedTuple):
 
 
 class Rig:
-    """Plays the executor, and answers as the native one does: a token for each, and the hash of each block that fills.
+    """A scheduler with a fake executor, which returns a token per sequence and the hash of each full block.
 
-    No two requests share a prefix. With `hashing` off no KV is kept for others.
+    Requests share no prefixes. With `hashing` off, the prefix cache is unused.
     """
 
     def __init__(self, settings: Settings, *, hashing: bool = True) -> None:
@@ -46,8 +46,8 @@ class Rig:
         self._positions: dict[int, int] = {}
 
     def arrive(self, prompt_tokens: int, max_tokens: int, *, arrived: bool = False) -> int:
-        """A request is queued; returns the time that took, in ns. `arrived`: all of its prompt's KV but the last token
-        comes with it, so that one step makes it decode."""
+        """Queues a request. Returns the time for that in ns. `arrived`: the KV of all prompt tokens but the last
+        arrives with it, so that it decodes after one step."""
         hashes = tuple(self._name() for _ in range(prompt_tokens // BLOCK_TOKENS)) if self._hashing else ()
         here = prompt_tokens - 1 if arrived else 0
         request = Request(str(next(self._ids)), prompt_tokens, max_tokens, hashes, arrived_tokens=here)
@@ -56,7 +56,7 @@ class Rig:
         return perf_counter_ns() - started
 
     def turn(self) -> Turn:
-        """One step. Its result is made ready outside the time measured."""
+        """Runs one step. Making the result is not part of the measured time."""
         began = perf_counter_ns()
         plan = self.scheduler.plan(self._clock_ns)
         planned = perf_counter_ns()

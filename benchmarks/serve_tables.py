@@ -4,11 +4,11 @@ from benchmarks.batching_tables import percent
 from benchmarks.tables import Json, number, provenance, table, with_spread
 
 LEAST_RATIO = 0.92
-"""Of the tokens per second in process."""
+"""Share of the tokens per second in process."""
 MOST_ADDED_MS = 3
 MOST_HEALTH_P99_MS = 20
 MOST_START_S = 1
-"""About: `serve` is to be ready in about a second."""
+"""Approximate target for the start of `serve`."""
 
 
 def serve(result: Json) -> str:
@@ -17,7 +17,7 @@ def serve(result: Json) -> str:
 
 
 def readme(result: Json) -> str:
-    """The rows that have a target."""
+    """The rows with a target."""
     rows = [row for row in _rows(result) if row[2]]
     return f"{table(['', 'measured', 'target'], rows)}\n\n{provenance(result)}"
 
@@ -87,7 +87,7 @@ def clients(result: Json) -> str:
 
 
 def _client_rows(clients: list[Json], key: str, title: str) -> list[list[str]]:
-    """What each says, and what the server says of the same requests."""
+    """Values reported by each client, and by the server for the same requests."""
     return [
         [title, *(with_spread(one[key]) for one in clients)],
         ["by the server", *(with_spread(one["server"][key]) for one in clients)],

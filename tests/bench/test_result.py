@@ -18,9 +18,9 @@ from twostep.bench.load.run_record import Closed, End, Fit, Open, RunRecord, Ser
 from twostep.bench.load.sweep import Ending, Judgement, Point, Search, Verdict
 from twostep.bench.report.output_files import check_outputs, write_file
 from twostep.bench.report.result import (
+    EngineStep,
     Result,
     Run,
-    Step,
     WorkloadFacts,
     client_machine,
     parse_result,
@@ -75,7 +75,7 @@ runs = st.builds(
     st.builds(WorkloadFacts, numbers, numbers, numbers, numbers),
     limits,
     st.none() | floats,
-    st.lists(st.builds(Step, numbers, numbers, numbers, numbers), max_size=2).map(tuple),
+    st.lists(st.builds(EngineStep, numbers, numbers, numbers, numbers), max_size=2).map(tuple),
 )
 points = st.lists(st.builds(Point, floats, floats, st.sampled_from(Judgement)), max_size=3).map(tuple)
 verdicts = st.builds(

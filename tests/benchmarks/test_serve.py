@@ -121,7 +121,7 @@ def test_memory_and_cpu_time_are_read_from_the_kernels_texts() -> None:
 
 
 def test_a_server_that_does_not_start_is_named_with_its_last_words(default_model_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"exit code 1, last said: .*max_num_seqs"):
+    with pytest.raises(EngineError, match=r"exit code 1, last output: .*max_num_seqs"):
         Server(default_model_path, ["--max-num-seqs", "0"])
 
 
