@@ -80,12 +80,7 @@ class Result:
 def main(arguments: Sequence[str] | None = None) -> int:
     description = "Measures the gains of batching, and compares Twostep with other serving engines."
     options = command.parser_with_peers("batching", description).parse_args(arguments)
-    return command.run(
-        "batching",
-        options,
-        lambda: measure(options),
-        lambda result: f"batching-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("batching", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:

@@ -102,9 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.guidellm or options.aiperf) and not options.tokenizer:
         parser.error("--guidellm and --aiperf need --tokenizer")
-    return command.run(
-        "clients", options, lambda: measure(options), lambda result: f"clients-{machine.slug(result.machine.cpu)}.json"
-    )
+    return command.run("clients", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:

@@ -1,18 +1,22 @@
-"""What the command lines of the benchmarks share: options, where a result goes, and how other engines are given."""
+"""What the command lines of the benchmarks share: options, other engines, and the name of the result file."""
 
 import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
+from benchmarks.machine import Machine, slug
 from benchmarks.results import check_writable, write
 from twostep.errors import TwostepError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    Result = TypeVar("Result", bound=DataclassInstance)
+    class MachineResult(DataclassInstance, Protocol):
+        @property
+        def machine(self) -> Machine: ...
+
 
 INSTALL = """
 `python -m benchmarks.peers_install` installs the other engines in $PEERS_FOLDER, by default ~/.cache/twostep/peers:
@@ -63,15 +67,17 @@ def command_with_peers(name: str, options: argparse.Namespace) -> str:
     return f"python -m benchmarks.{name}{llama}{openvino}"
 
 
-def run(
-    name: str, options: argparse.Namespace, measure: Callable[[], "Result"], file_name: Callable[["Result"], str]
-) -> int:
-    """Measures and writes the result. Returns the exit code; an expected error prints one line."""
+def run(name: str, options: argparse.Namespace, measure: Callable[[], "MachineResult"], kind: str | None = None) -> int:
+    """Measures and writes the result, by default to `KIND-CPU.json` with `kind` or `name`.
+
+    Returns the exit code; an expected error prints one line.
+    """
     try:
         check_writable(options.out)
         result = measure()
     except TwostepError as error:
         print(f"benchmarks.{name}: {error}", file=sys.stderr)
         return 1
-    write(result, file_name(result), options.out, quick=options.quick)
+    file_name = f"{kind or name.replace('_', '-')}-{slug(result.machine.cpu)}.json"
+    write(result, file_name, options.out, quick=options.quick)
     return 0

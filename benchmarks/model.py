@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "model",
         options,
         lambda: measure(options),
-        lambda result: f"model-{machine.slug(options.model)}-{machine.slug(result.machine.cpu)}.json",
+        f"model-{machine.slug(options.model)}",
     )
 
 

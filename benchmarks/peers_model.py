@@ -68,12 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.llama_dir is None and options.openvino_python is None:
         parser.error("no engine to compare with: give --llama-dir, --openvino-python or both (see --help)")
-    return command.run(
-        "peers_model",
-        options,
-        lambda: measure(options),
-        lambda result: f"peers-model-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("peers_model", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:

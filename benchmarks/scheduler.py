@@ -32,12 +32,7 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = command.parser("scheduler", "Measures scheduling.").parse_args(arguments)
-    return command.run(
-        "scheduler",
-        options,
-        lambda: measure(options),
-        lambda result: f"scheduler-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("scheduler", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:

@@ -56,12 +56,7 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = command.parser("serve", "Measures the server.").parse_args(arguments)
-    return command.run(
-        "serve",
-        options,
-        lambda: measure(QUICK if options.quick else FULL),
-        lambda result: f"serve-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("serve", options, lambda: measure(QUICK if options.quick else FULL))
 
 
 def measure(effort: Effort) -> Result:

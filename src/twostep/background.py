@@ -78,7 +78,7 @@ class _Buffer:
         self._parts: deque[bytes | int] = deque()
         """Lines; a number stands for that many dropped lines."""
         self._size, self._limit_bytes, self._notice = 0, limit_bytes, notice
-        self._untold = 0
+        self._unreported = 0
         """Lines dropped after the last part."""
         self._failing = False
         """The last write failed; it is retried when there is new output."""
@@ -95,7 +95,7 @@ class _Buffer:
         if self.foreign:
             return False
         with self._changed:
-            room = (self._limit_bytes // 2 if self._untold else self._limit_bytes) - self._size
+            room = (self._limit_bytes // 2 if self._unreported else self._limit_bytes) - self._size
             if self._closing or len(lines) > room or (self.error and not self._notice):
                 self._drop(lines)
                 return False
@@ -109,7 +109,7 @@ class _Buffer:
     def take(self) -> bytes | int | None:
         """Waits for output and returns it, up to a gap; a number of dropped lines at a gap; None at the end."""
         with self._changed:
-            while not self._parts and not self._closing and (self._failing or not self._untold):
+            while not self._parts and not self._closing and (self._failing or not self._unreported):
                 self._changed.wait()
             if not self._parts and not self._failing:
                 self._mark_gap()
@@ -139,7 +139,7 @@ class _Buffer:
         with self._changed:
             self.error, self._failing = error, True
             if isinstance(part, int):
-                self._untold += part
+                self._unreported += part
             else:
                 self._size -= len(rest)
                 self._drop(rest)
@@ -152,12 +152,12 @@ class _Buffer:
 
     def _drop(self, lines: bytes) -> None:
         self.dropped += lines.count(b"\n") or 1
-        self._untold += lines.count(b"\n") or 1
+        self._unreported += lines.count(b"\n") or 1
 
     def _mark_gap(self) -> None:
-        if self._untold and self._notice:
-            self._parts.append(self._untold)
-        self._untold = 0
+        if self._unreported and self._notice:
+            self._parts.append(self._unreported)
+        self._unreported = 0
 
 
 def _write_out(fd: int, buffer: _Buffer) -> None:

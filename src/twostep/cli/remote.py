@@ -12,7 +12,7 @@ from typing import Any
 from twostep.bench.client.address import Trust, base_url, find_address
 from twostep.bench.client.event_stream import ERROR, SseParser, error_in
 from twostep.bench.client.http import HttpRequest, Patience, exchange
-from twostep.bench.client.outcome import FailureError, one_line, told
+from twostep.bench.client.outcome import FailureError, failure_message, one_line
 from twostep.bench.client.reply import Refusal, check_plain
 from twostep.bench.client.target import Target
 from twostep.cli import connection
@@ -71,7 +71,7 @@ class _Exchange:
         except FailureError as error:
             failure = self._refusal.failure() if self._refusal else error.failure
         if failure:
-            raise ServerError(f"{self._url}{self._request.path}: {told(failure)}")
+            raise ServerError(f"{self._url}{self._request.path}: {failure_message(failure)}")
 
     def close(self) -> None:
         """Cancels everything that is running; Ctrl-C may have interrupted it at any point."""
@@ -157,7 +157,7 @@ def _events(chunks: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         try:
             events = parser.feed(chunk)
         except FailureError as error:
-            raise ServerError(told(error.failure)) from None
+            raise ServerError(failure_message(error.failure)) from None
         for event in events:
             if event.data == b"[DONE]":
                 return

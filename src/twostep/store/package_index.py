@@ -57,8 +57,8 @@ def _index() -> str:
 
 def _wheel_url(page: str, name: str, version: str) -> str:
     """URL of the wheel, preferably one that was not yanked."""
-    begins = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}-"
-    wheels = [file for file in _files(page) if file.name.lower().startswith(begins) and file.name.endswith(".whl")]
+    prefix = f"{re.sub(r'[-_.]+', '_', name).lower()}-{version}-"
+    wheels = [file for file in _files(page) if file.name.lower().startswith(prefix) and file.name.endswith(".whl")]
     if not wheels:
         raise _IndexError(f"it has no wheel of {name} {version}")
     return min(wheels, key=lambda file: file.is_yanked).url

@@ -8,7 +8,7 @@ from time import monotonic_ns
 
 from twostep.bench.client.address import Address, base_url, find_address
 from twostep.bench.client.http import HttpRequest, exchange
-from twostep.bench.client.outcome import Failure, FailureError, FailureKind, Outcome, garbage, one_line, told
+from twostep.bench.client.outcome import Failure, FailureError, FailureKind, Outcome, failure_message, garbage, one_line
 from twostep.bench.client.reply import Refusal, StreamReply, check_plain
 from twostep.bench.client.target import Prompt, Target
 from twostep.bench.load.run_record import Server
@@ -102,7 +102,7 @@ async def connect(target: Target) -> Client:
 def _models_problem(failure: Failure) -> str:
     """Why the server did not list its models; with a hint if it cannot."""
     has_none = failure.kind is FailureKind.GARBAGE or failure.detail[:3] in WITHOUT_LIST
-    return told(failure) + "; name the model (--model)" * has_none
+    return failure_message(failure) + "; name the model (--model)" * has_none
 
 
 def _only(models: Mapping[str, str], url: str) -> str:

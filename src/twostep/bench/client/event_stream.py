@@ -86,12 +86,12 @@ def _chunk(body: Mapping[str, Any]) -> StreamChunk:
     deltas = [choice.get("delta") or {} for choice in choices]
     characters = sum(map(_characters, choices, deltas))
     reasons = [reason for choice in choices if (reason := choice.get("finish_reason"))]
-    begins = any("role" in delta for delta in deltas)
+    is_first = any("role" in delta for delta in deltas)
     usage = _usage(body.get("usage"))
     return StreamChunk(
         characters=characters,
         has_choice=bool(choices),
-        is_mute=bool(choices) and not (characters or reasons or begins),
+        is_mute=bool(choices) and not (characters or reasons or is_first),
         tokens=_listed(choices),
         tokens_so_far=_so_far(usage, body.get("timings")),
         usage=usage,

@@ -97,7 +97,7 @@ class FailureError(Exception):
         self.failure = Failure(kind, one_line(detail))
 
 
-def told(failure: Failure) -> str:
+def failure_message(failure: Failure) -> str:
     """A message for the user: what happened, with a hint if there is one."""
     if failure.kind in (FailureKind.REFUSED, FailureKind.TLS):
         return failure.detail

@@ -26,8 +26,8 @@ def status_kind(status: int) -> FailureKind:
 
 def status_words(status: int, headers: Mapping[str, str]) -> str:
     """Such as `503, Retry-After 7`."""
-    told = [f"{shown} {headers[name]}" for name, shown in _TELLING.items() if headers.get(name)]
-    return ", ".join([str(status), *told])
+    details = [f"{shown} {headers[name]}" for name, shown in _TELLING.items() if headers.get(name)]
+    return ", ".join([str(status), *details])
 
 
 def _encoding(headers: Mapping[str, str]) -> str | None:

@@ -8,7 +8,7 @@ from statistics import linear_regression
 from typing import Protocol
 
 from twostep.bench.client.client import Ask, Client
-from twostep.bench.client.outcome import told
+from twostep.bench.client.outcome import failure_message
 from twostep.bench.client.target import Prompt
 from twostep.bench.load.run_record import Fit
 from twostep.errors import TargetError
@@ -176,7 +176,7 @@ async def _tokens(client: Client, words: int, salt: str) -> int:
     if outcome.input_tokens:
         return outcome.input_tokens
     if outcome.failure:
-        said = told(outcome.failure)
+        said = failure_message(outcome.failure)
         raise TargetError(f"{client.server.url}: a probe prompt of {words} words failed: {said}")
     raise TargetError(
         f"{client.server.url} does not report usage, so prompt lengths are unknown; set --tokens-per-word"

@@ -212,10 +212,10 @@ def kept_up(requests: Sequence[RequestTimes], limits: Limits) -> bool:
     A request is in the queue from its due time to its first token, or to its end if there is a limit on `e2e`.
     """
     due = sorted(one.asked_ns for one in requests)
-    begin = due[0] + (due[-1] - due[0]) // 3
-    came = sum(at_ns > begin for at_ns in due)
-    growth = _waiting(requests, limits, due[-1]) - _waiting(requests, limits, begin)
-    return growth <= max(GROWTH * came, CHANCE)
+    start = due[0] + (due[-1] - due[0]) // 3
+    arrived = sum(at_ns > start for at_ns in due)
+    growth = _waiting(requests, limits, due[-1]) - _waiting(requests, limits, start)
+    return growth <= max(GROWTH * arrived, CHANCE)
 
 
 def offered_rate(requests: Sequence[RequestTimes]) -> float | None:

@@ -193,9 +193,11 @@ def ended_early(run: Run) -> str:
 def _input_words(outcomes: Iterable[Outcome]) -> str:
     """Who counted the input tokens, and how many were cached."""
     served = [outcome for outcome in outcomes if outcome.failure is None]
-    told = sum(outcome.input_tokens is not None for outcome in served)
-    whose = "counted by the server" if told == len(served) else f"counted by the server for {told} of {len(served)}"
-    whose = whose if told else "counted by the workload"
+    counted = sum(outcome.input_tokens is not None for outcome in served)
+    whose = (
+        "counted by the server" if counted == len(served) else f"counted by the server for {counted} of {len(served)}"
+    )
+    whose = whose if counted else "counted by the workload"
     cached = [outcome.cached_tokens for outcome in served if outcome.cached_tokens is not None]
     return whose + (f", {sum(cached):,} of them from its prefix cache" if cached else "")
 
