@@ -173,7 +173,7 @@ def test_hard_limits_below_the_worker_s_own_are_kept(limit: int, hard: int) -> N
 def test_a_template_s_worker_keeps_hard_limits_too() -> None:
     """Also one of processor time that leaves it less than a rendering may take."""
     code = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\n"
-    code += "from twostep.model.template import ChatTemplate\nprint(ChatTemplate('{{ 6 * 7 }}', 'it').render([]))"
+    code += "from twostep.model.template import ChatTemplate\nprint(ChatTemplate('{{ 6 * 7 }}', 'it').render([]).text)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.stderr) == ("42\n", "")
 

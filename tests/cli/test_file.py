@@ -115,7 +115,7 @@ def test_a_recording_is_not_taken_up_again_and_it_says_what_to_do(
     assert said.splitlines()[-1].endswith(f"the same command with another --record resumes with the answers in {out}")
     again = subprocess.run(command(requests, out, *recording), capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 1
-    assert again.stderr.endswith("one.rec exists; a recording never takes its place, give --record another name\n")
+    assert again.stderr.endswith("one.rec exists; a recording is never overwritten, give --record another name\n")
     finish(requests, out, "--record", str(tmp_path / "two.rec"))
     assert said_by_model(out) == uninterrupted
 
@@ -132,7 +132,7 @@ def test_it_says_at_the_start_how_memory_is_divided_and_what_is_set(
     assert any("prompts cut by tokens=64; context 256" in line for line in lines)
     assert said_by_model(out) == uninterrupted
     replayed = subprocess.run([COMMAND, "replay", recording], capture_output=True, text=True, timeout=60, check=True)
-    assert re.search(r"the same plans, byte for byte: (\d+) of \1\n", replayed.stdout)
+    assert re.search(r"identical plans, byte for byte: (\d+) of \1\n", replayed.stdout)
 
 
 @pytest.mark.parametrize(

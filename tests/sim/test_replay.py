@@ -223,7 +223,7 @@ class TestCommand:
         shown, said = capsys.readouterr()
         replayed = replays(timed)
         assert said == ""
-        assert shown.endswith(f"the same plans, byte for byte: {replayed.same} of {replayed.same}\n")
+        assert shown.endswith(f"identical plans, byte for byte: {replayed.same} of {replayed.same}\n")
         assert "recorded by twostep " in shown
         assert "model checked; machine none" in shown
         assert "chunking time=30" in shown
@@ -244,7 +244,7 @@ class TestCommand:
         copy = tampered_copy(timed, crowd)
         assert main(["replay", str(copy)]) == 1
         shown, said = capsys.readouterr()
-        assert re.search(r"the same plans, byte for byte: 0 of \d+\n$", shown)
+        assert re.search(r"identical plans, byte for byte: 0 of \d+\n$", shown)
         assert re.fullmatch(rf"twostep: {copy}, line \d+: step 1, decoding: recorded 99; replayed 0\n", said)
 
     def test_a_line_cut_off_is_told(self, timed: Path, capsys: pytest.CaptureFixture[str]) -> None:
