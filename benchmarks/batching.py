@@ -1,9 +1,10 @@
-"""`python -m benchmarks.batching`: what batching, chunking, prefix reuse and paging bring, and what other engines do.
+"""`python -m benchmarks.batching`: gains of batching, chunking, prefix reuse and paging, and comparison with other
+engines.
 
-Our own baselines first, on one model: continuous against static batching, chunked against unchunked prefill, the prefix
-cache on and off, blocks against contiguous reservations. Then, with other engines given, the throughput of mixed
-requests and the stall that a long prompt causes, all taking turns. One JSON file, from which `benchmarks.report` makes
-tables and plots of docs/batching.md.
+First measures our own baselines on one model: continuous against static batching, chunked against unchunked prefill,
+prefix cache on and off, blocks against contiguous reservations. With other engines given, it then measures throughput
+of mixed requests and the stall caused by a long prompt, in turns. The result is a JSON file, from which
+`benchmarks.report` generates tables and plots of docs/batching.md.
 """
 
 import argparse
@@ -14,27 +15,27 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import command, interference, llama_server, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks import command, http_engine, interference, machine, output_lengths, paging, prefix_reuse, throughput
+from benchmarks.engines import programs_version, requantise
 from benchmarks.http_engine import HttpEngine
 from benchmarks.interference import StallPoint
-from benchmarks.llama_cpp import programs_version, requantise
+from benchmarks.measurement import say
 from benchmarks.openvino import OpenVinoServing
 from benchmarks.output_lengths import LengthsPoint
 from benchmarks.paging import Paging
 from benchmarks.peers_model import LLAMA_BEST
 from benchmarks.prefix_reuse import PrefixPoint
-from benchmarks.progress import say
 from benchmarks.serving_engines import Twostep
 from benchmarks.throughput import Throughput
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 CHUNKED = ("-b", "256", "-ub", "256")
-"""Makes llama-server cut prompts as OpenVINO is told to; its throughput is best so, too."""
+"""Chunk size of llama-server, the same as for OpenVINO; also gives its best throughput."""
 STALLS = ("tokens=256", "time=50")
-"""Our ways to cut that are shown beside other engines: their budget, and one of time."""
+"""Our chunkings in the comparison: the same token budget as the others, and one by time."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ QUICK = Effort(output_lengths.QUICK, interference.QUICK, prefix_reuse.QUICK, pag
 
 @dataclass(frozen=True)
 class Peers:
-    """Twostep is among them. `requests`, `outstanding` at a time; a prompt of `newcomer` tokens stalls the others."""
+    """Results of all engines, including Twostep: `requests`, `outstanding` at a time; a newcomer of `newcomer`
+    tokens."""
 
     requests: int
     outstanding: int
@@ -72,26 +74,21 @@ class Result:
     prefixes: list[PrefixPoint]
     paging: Paging
     peers: Peers | None
-    """None: no other engine was given."""
+    """None if no other engine was given."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    description = "Measures what batching brings, and Twostep beside other engines that serve."
+    description = "Measures the gains of batching, and compares Twostep with other serving engines."
     options = command.parser_with_peers("batching", description).parse_args(arguments)
-    return command.run(
-        "batching",
-        options,
-        lambda: measure(options),
-        lambda result: f"batching-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("batching", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:
     surroundings = machine.watched()
     effort = QUICK if options.quick else FULL
-    model = open_model(resolve(DEFAULT_MODEL, Progress()))
+    model = open_model(resolve(DEFAULT_MODEL, FetchProgress()))
     return Result(
-        command=command.told_with_peers("batching", options),
+        command=command.command_with_peers("batching", options),
         machine=surroundings,
         threads=surroundings.threads,
         model=model.path.stem,
@@ -114,7 +111,7 @@ def _compare(
         started = _llama_servers(options, model.path, folder, surroundings.threads)
         llama = [stack.enter_context(closing(one)) for one in started]
         if not (openvino or llama):
-            say("no other engine was given: left out")
+            say("no other engine was given: comparison skipped")
             return None
         ours = Twostep(model, f"commit {surroundings.commit}", max_num_seqs=effort.throughput.outstanding)
         cutting = interference.engines(model, effort.stalls, STALLS, "Twostep ")
@@ -124,18 +121,19 @@ def _compare(
 
 
 def _openvino(options: argparse.Namespace, path: Path, threads: int) -> Iterator[OpenVinoServing]:
-    """If asked for: on the same file."""
+    """OpenVINO on the same file, if requested."""
     if options.openvino_python is not None:
         yield OpenVinoServing(options.openvino_python, threads, path, path.stem.rpartition(".")[2])
 
 
 def _llama_servers(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[HttpEngine]:
-    """If asked for, on the kind of weights it is fastest with: as it comes, and as it is fastest with many requests."""
+    """llama-server, if requested, with its fastest weight format: with defaults, and with its best throughput
+    settings."""
     if options.llama_dir is not None:
         version = options.llama_version or programs_version(options.llama_dir)
         weights = requantise(options.llama_dir, path, LLAMA_BEST, folder)
         for arguments in ((), CHUNKED):
-            yield HttpEngine(llama_server.launch(options.llama_dir, version, threads, weights, arguments))
+            yield HttpEngine(http_engine.launch_llama_server(options.llama_dir, version, threads, weights, arguments))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,85 @@
-"""Markdown tables and plots of what batching brings, and of Twostep beside other engines that serve."""
+"""Markdown tables and plots of batching and scheduling."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
 
 from benchmarks.machine import slug
-from benchmarks.plot import Dot, scatter
-from benchmarks.scheduler_tables import percent
 from benchmarks.tables import TIMES, Json, number, provenance, table, with_spread
+from twostep.bench.report.plot import Axis, axis, circle, line, text
 
 DIVIDED = "\N{DIVISION SIGN}"
 PLOTS = "plots"
 """Folder of the plots, beside the page."""
 
 
+# --- scatter plots: points with a spread and a label; same input, same bytes ------------------------------------------
+
+WIDTH, HEIGHT = 640, 360
+LEFT, RIGHT, TOP, BOTTOM = 60, 150, 20, 50
+"""Margins; the right one has room for labels."""
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A point with an error bar from `low` to `high`."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    label: str
+
+
+def scatter(title: str, x_title: str, y_title: str, dots: Sequence[Dot], line_y: float | None = None) -> str:
+    """An SVG document. `line_y`: position of a dashed horizontal line."""
+    x, y = axis(x_title, max(dot.x for dot in dots)), axis(y_title, max(dot.high for dot in dots))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12"><title>{escape(title)}</title><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        *(_x_tick(x, value) for value in x.ticks()),
+        *(_y_tick(y, value) for value in y.ticks()),
+        text(_across(x, x.top / 2), HEIGHT - 12, x.title, "middle"),
+        f'<g transform="rotate(-90 16 {_down(y, y.top / 2):.1f})">'
+        f"{text(16, _down(y, y.top / 2), y.title, 'middle')}</g>",
+    ]
+    if line_y is not None:
+        down = _down(y, line_y)
+        parts.append(line(LEFT, down, WIDTH - RIGHT, down, 'stroke="#888" stroke-dasharray="4"'))
+    parts += [_dot(x, y, dot) for dot in dots]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _dot(x: Axis, y: Axis, dot: Dot) -> str:
+    across, down = _across(x, dot.x), _down(y, dot.y)
+    bar = line(across, _down(y, dot.low), across, _down(y, dot.high), 'stroke="#1f5fa8" stroke-width="2"')
+    return bar + circle(across, down, 4, 'fill="#1f5fa8"') + text(across + 8, down - 6, dot.label, "start")
+
+
+def _x_tick(x: Axis, value: float) -> str:
+    across = _across(x, value)
+    grid = line(across, TOP, across, HEIGHT - BOTTOM, 'stroke="#ddd"')
+    return grid + text(across, HEIGHT - BOTTOM + 16, f"{value:g}", "middle")
+
+
+def _y_tick(y: Axis, value: float) -> str:
+    down = _down(y, value)
+    return line(LEFT, down, WIDTH - RIGHT, down, 'stroke="#ddd"') + text(LEFT - 6, down + 4, f"{value:g}", "end")
+
+
+def _across(x: Axis, value: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * value / x.top
+
+
+def _down(y: Axis, value: float) -> float:
+    return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / y.top
+
+
+# --- batching ---------------------------------------------------------------------------------------------------------
+
+
 def batching(result: Json) -> str:
-    """All of our own baselines."""
+    """Tables of our own baselines."""
     parts = [
         provenance(result),
         f"### Output lengths: continuous {DIVIDED} static batching",
@@ -40,7 +108,7 @@ def _lengths_row(point: Json) -> list[str]:
 
 
 def ratio(point: Json) -> str:
-    """With its spread."""
+    """A value with its spread."""
     found = point["ratio"]
     return f"**{found['median']:.2f} {TIMES}** ({found['min']:.2f} to {found['max']:.2f})"
 
@@ -78,7 +146,7 @@ def paging(found: Json) -> str:
 
 
 def peers(result: Json) -> str:
-    """Throughput and stall of all engines of a run in which there were others."""
+    """Throughput and stall of all engines, for a run with other engines."""
     found = result["peers"]
     versions = "\n".join(f"* {one['engine']}: {one['version']}, `{one['file']}`" for one in found["throughput"])
     tables = [throughput(found), stalls("engine", found["stalls"])]
@@ -86,7 +154,7 @@ def peers(result: Json) -> str:
 
 
 def throughput(found: Json) -> str:
-    """Twostep first; what it reaches of the best of the others."""
+    """Twostep first, with its ratio to the best other engine."""
     ours, *others = found["throughput"]
     best = max(one["output_tokens_per_s"]["median"] for one in others)
     reached = f"**{ours['output_tokens_per_s']['median'] / best:.2f} {TIMES}**"
@@ -96,7 +164,7 @@ def throughput(found: Json) -> str:
 
 
 def main_rows(result: Json) -> str:
-    """What the README shows: one line a claim."""
+    """Rows for the README: one line per claim."""
     widest = max(result["lengths"], key=lambda point: point["variation"])
     equal = min(result["lengths"], key=lambda point: point["variation"])
     none, most = result["prefixes"]
@@ -128,7 +196,7 @@ def peers_rows(found: Json | None) -> list[list[str]]:
 
 
 def plots(result: Json) -> dict[str, str]:
-    """Each plot's text by its path from the page."""
+    """SVG text of each plot by its path relative to the page."""
     return {
         plot_path(result, "lengths"): lengths_plot(result),
         plot_path(result, "chunking"): chunking_plot(result),
@@ -158,3 +226,56 @@ def chunking_plot(result: Json) -> str:
 def _gap_dot(point: Json) -> Dot:
     longest = point["gaps"]["longest_ms"]
     return Dot(point["gaps"]["ttft_ms"]["median"], longest["median"], longest["min"], longest["max"], point["name"])
+
+
+# --- scheduling -------------------------------------------------------------------------------------------------------
+
+STANDING_TARGET = (256, 100)
+"""Sequences, and target in µs for a step in which they only decode."""
+EVENT_TARGET_US = 20
+HOST_TARGETS = {"SmolLM2": 0.03, "Qwen2.5-Coder-1.5B": 0.01}
+"""Target share of a decode step outside the kernels, by prefix of the model name."""
+
+
+def scheduler(result: Json) -> str:
+    parts = [provenance(result), standing(result["standing"]), events(result["events"]), host(result["host"])]
+    return "\n\n".join(parts)
+
+
+def standing(points: list[Json]) -> str:
+    head = ["decoding", "chunks by", "µs a step", "p99, µs", "plan", "advance", "resolve", "at most, µs"]
+    return table(head, [_standing_row(point) for point in points])
+
+
+def _standing_row(point: Json) -> list[str]:
+    sequences, target_us = STANDING_TARGET
+    parts = [number(point["parts_us"][part]) for part in ("plan", "advance", "resolve")]
+    times = [with_spread(point["us"]), number(point["p99_us"]["median"]), *parts]
+    return [str(point["standing"]), point["chunking"], *times, str(target_us) if point["standing"] == sequences else ""]
+
+
+def events(points: list[Json]) -> str:
+    head = ["each request more that is", "beside decoding", "chunks by", "µs", "at most, µs"]
+    return table(head, [_event_row(point) for point in points])
+
+
+def _event_row(point: Json) -> list[str]:
+    target = "" if point["event"] == "queued" else str(EVENT_TARGET_US)
+    return [point["event"], str(point["standing"]), point["chunking"], with_spread(point["us"]), target]
+
+
+def host(points: list[Json]) -> str:
+    head = ["decode", "overlap", "ms a step", "not kernels", "outside the step", "at most"]
+    return table(head, [_host_row(point) for point in points])
+
+
+def _host_row(point: Json) -> list[str]:
+    shares = [percent(point[name]) for name in ("outside_kernels", "outside_steps")]
+    target = next((f"{share:.0%}" for name, share in HOST_TARGETS.items() if point["model"].startswith(name)), "")
+    overlap = "on" if point["overlap"] else "off"
+    return [f"{point['model']}, batch {point['batch']}", overlap, with_spread(point["step_ms"]), *shares, target]
+
+
+def percent(share: Json) -> str:
+    """A value with its spread."""
+    return f"{share['median']:.1%} ({share['min']:.1%} to {share['max']:.1%})"

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.clients`: `twostep bench` beside other load generators, which ask one server for the same load.
+"""`python -m benchmarks.clients`: compares `twostep bench` with other load generators on one server.
 
-All are closed loops of as many streams, with prompts and answers of the same lengths; they take turns. What is compared
-is what each says of latencies, by the definition that they share, with what the server says of the same requests: a
-load generator takes of the cores that the server needs, so that each measures a server of its own speed.
+All run closed loops with the same number of streams and the same prompt and answer lengths, in turns. The latencies
+reported by each are compared with those of the server for the same requests, as a load generator also takes CPU time
+from the server.
 """
 
 import argparse
@@ -19,33 +19,31 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, machine
-from benchmarks.errors import EngineError
 from benchmarks.http_client import fetch
 from benchmarks.loading import COMMAND
-from benchmarks.progress import say
+from benchmarks.measurement import EngineError, Spread, say, spread
 from benchmarks.server_process import Server
-from benchmarks.spread import Spread, spread
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 from twostep.workload.arrivals import AtOnce
 from twostep.workload.format import write_workload
 from twostep.workload.kinds import Fixed, make_workload
 
 NAME = "measured"
-"""The served model's."""
+"""Name of the served model."""
 FLAGS = ("--served-model-name", NAME, "--no-enable-prefix-caching")
-"""Some ask the same prompts in every run, others new ones."""
+"""No prefix cache, as some clients repeat their prompts in every run and others do not."""
 LIMIT_S = 300
 
 INSTALL = """
-Installing them, each in an environment of its own, not the one that Twostep is in:
+Install each in its own environment, separate from Twostep:
 
-  guidellm    pip install guidellm       --guidellm is its program
-  aiperf      pip install aiperf         --aiperf is its program
+  guidellm    pip install guidellm       --guidellm: path of its program
+  aiperf      pip install aiperf         --aiperf: path of its program
 
-Both want a tokenizer as a folder of Hugging Face's: --tokenizer. One can be made of a GGUF file by
-AutoTokenizer.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(OUT), with transformers and gguf.
+Both need --tokenizer, a tokenizer folder in Hugging Face format. To make one from a GGUF file, use transformers and
+gguf: AutoTokenizer.from_pretrained(FOLDER, gguf_file=FILE).save_pretrained(OUT)
 """
 
 
@@ -64,11 +62,11 @@ QUICK = Effort(streams=2, requests=3, input_tokens=16, output_tokens=4, runs=1)
 
 @dataclass(frozen=True)
 class Figures:
-    """Means over the requests of a run, in ms, as a client or the server saw them."""
+    """Means over the requests of a run in ms, as reported by a client or the server."""
 
     ttft_ms: float
     tpot_ms: float
-    """Between the first and the last token; the others call it inter-token latency."""
+    """Time per token after the first; the other clients call it inter-token latency."""
     e2e_ms: float
 
 
@@ -80,7 +78,7 @@ class Client:
     tpot_ms: Spread
     e2e_ms: Spread
     server: dict[str, Spread]
-    """The same, of the same requests, by the server."""
+    """The same figures, as reported by the server."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Result:
 
 
 Measure = Callable[[str, Effort, Path], Figures]
-"""Asks the server at a URL, with a folder for its files."""
+"""Measures the server at a URL; the folder is for files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,17 +102,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if (options.guidellm or options.aiperf) and not options.tokenizer:
         parser.error("--guidellm and --aiperf need --tokenizer")
-    return command.run(
-        "clients", options, lambda: measure(options), lambda result: f"clients-{machine.slug(result.machine.cpu)}.json"
-    )
+    return command.run("clients", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:
-    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
+    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, FetchProgress())
     effort, clients = (QUICK if options.quick else FULL), _clients(options)
     found: dict[str, list[tuple[Figures, Figures]]] = {name: [] for name in clients}
     with Server(path, FLAGS) as server, tempfile.TemporaryDirectory() as folder:
-        for run in range(effort.runs + 1):  # the first warms up
+        for run in range(effort.runs + 1):  # the first is a warm-up
             for name, (_, measured) in clients.items():
                 url, before = f"http://127.0.0.1:{server.port}", totals(server.port)
                 told = measured(url, effort, Path(folder, f"{name}{run}"))
@@ -137,26 +133,26 @@ def _spreads(runs: Sequence[Figures]) -> dict[str, Spread]:
 # --- the server's own view ----------------------------------------------------------------------------------------
 
 METRICS = ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency")
-"""Of `/metrics`, in the order of `Figures`."""
+"""Histograms of `/metrics`, in the order of `Figures`."""
 
 Totals = list[tuple[float, int]]
-"""Seconds and number of each."""
+"""Sum in seconds and count of each histogram."""
 
 
 def totals(port: int) -> Totals:
-    """Since the server's start."""
+    """Totals since the start of the server."""
     text = asyncio.run(fetch(port, "/metrics")).body().decode()
     return [(_value(text, f"{name}_seconds_sum"), int(_value(text, f"{name}_seconds_count"))) for name in METRICS]
 
 
 def between(before: Totals, after: Totals) -> Figures:
-    """Means of what was served meanwhile."""
+    """Means of the requests between two readings."""
     pairs = zip(before, after, strict=True)
     return Figures(*(1000 * (late_s - early_s) / max(1, late - early) for (early_s, early), (late_s, late) in pairs))
 
 
 def _value(text: str, name: str) -> float:
-    """Zero for what has not been seen yet."""
+    """A value in `/metrics`; 0 if missing."""
     found = re.search(rf"^twostep:{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
@@ -165,7 +161,7 @@ def _value(text: str, name: str) -> float:
 
 
 def _clients(options: argparse.Namespace) -> dict[str, tuple[str, Measure]]:
-    """By name: version, and how each is asked to measure."""
+    """For each name: version, and the function that measures."""
     found: dict[str, tuple[str, Measure]] = {"twostep bench": ("", ours)}
     tokenizer = options.tokenizer
     if options.guidellm:
@@ -222,7 +218,7 @@ def aiperf(program: Path, tokenizer: Path, url: str, effort: Effort, folder: Pat
 
 
 def _run(words: Sequence[str], **environment: str) -> None:
-    """Raises `EngineError` with the last thing that the program said, if it fails."""
+    """Runs a program. Raises `EngineError` with its last line of output if it fails."""
     done: Any = subprocess.run(
         words, env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -232,7 +228,7 @@ def _run(words: Sequence[str], **environment: str) -> None:
 
 
 def _version(program: Path) -> str:
-    """Of the package of this name in the program's environment."""
+    """Version of the package named like the program, in its environment."""
     ask = f"from importlib.metadata import version; print(version({program.name!r}))"
     return subprocess.run(
         [program.parent / "python", "-c", ask], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Hardware counters around a run, from `perf stat`, where the machine has them; virtual machines often do not."""
+"""Hardware counters of a run, from `perf stat`. Virtual machines often have none."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ EVENTS = ("instructions", "cycles", "cache-references", "cache-misses")
 
 
 def missing_counters(events: tuple[str, ...] = EVENTS) -> str | None:
-    """Why the counters cannot be had; None if they can."""
+    """Why the counters are unavailable; None if they are available."""
     if shutil.which("perf") is None:
         return "not measured: perf is not installed"
     command = ["perf", "stat", "-x,", "-e", ",".join(events), "true"]
@@ -26,15 +26,15 @@ def missing_counters(events: tuple[str, ...] = EVENTS) -> str | None:
 
 
 def parse(report: str) -> dict[str, int | None]:
-    """Counts by event from the output of `perf stat -x,`; None for what was not counted."""
+    """Counts by event from the output of `perf stat -x,`; None for events that were not counted."""
     fields = [line.split(",") for line in report.splitlines() if line.count(",") >= 3 and not line.startswith("#")]
     return {field[2].removesuffix(":u"): None if field[0].startswith("<") else int(float(field[0])) for field in fields}
 
 
 def count(run: Callable[[], object], events: tuple[str, ...] = EVENTS) -> dict[str, int | None]:
-    """Counts the events of all threads of this process during `run`. Only where `missing_counters()` is None.
+    """Counts events of all threads of this process during `run`. Requires that `missing_counters()` is None.
 
-    perf attaches before and counts from when it says that it does (its control pipe) to the end of the run.
+    perf attaches first, and is enabled and disabled through its control pipe.
     """
     with tempfile.TemporaryDirectory() as folder:
         control, acknowledge = Path(folder, "control"), Path(folder, "acknowledge")
@@ -50,12 +50,12 @@ def count(run: Callable[[], object], events: tuple[str, ...] = EVENTS) -> dict[s
 
 
 def _command(events: tuple[str, ...], control: Path, acknowledge: Path) -> list[str]:
-    """`--delay=-1`: attached but not counting until told."""
+    """`--delay=-1`: attached, but not counting until enabled."""
     pipes = f"--control=fifo:{control},{acknowledge}"
     return ["perf", "stat", "-x,", "--delay=-1", pipes, "-e", ",".join(events), "-p", str(os.getpid())]
 
 
 def _order(order: str, orders: TextIO, answers: TextIO) -> None:
-    """Returns when perf has done as told."""
+    """Sends an order and waits until perf acknowledges it."""
     print(order, file=orders, flush=True)
     answers.readline()

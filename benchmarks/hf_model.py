@@ -1,5 +1,6 @@
-"""Runs in vLLM's Python, and knows nothing of Twostep: `hf_model.py MODEL.gguf FOLDER` writes the model as vLLM's CPU
-build takes it. That is a folder of transformers with weights of 16 bits (bfloat16): it reads no GGUF file.
+"""Runs in vLLM's Python, without Twostep: `hf_model.py MODEL.gguf FOLDER` converts a model for vLLM's CPU build.
+
+That build reads no GGUF files, so the output is a transformers folder with bfloat16 weights.
 """
 
 import os
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig  # type
 
 
 def main(source: Path, folder: Path) -> None:
-    """The folder is there only when all of it is."""
+    """Creates the folder atomically."""
     place = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     unfinished = folder.with_name(folder.name + ".part")
     AutoTokenizer.from_pretrained(**place).save_pretrained(unfinished)

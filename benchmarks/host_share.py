@@ -1,4 +1,4 @@
-"""What share of a decode step is not kernels: scheduling, books, arrays, text, the threads' hand-over."""
+"""Share of a decode step outside the kernels: scheduling, bookkeeping, arrays, text, thread hand-over."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,9 +6,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
-from benchmarks.spread import Spread, spread
+from benchmarks.jobs import prompt
+from benchmarks.measurement import Spread, say, spread
 from twostep.core.loop import StepExecutor
 from twostep.core.plan import Step, StepResult
 from twostep.engine.config import EngineConfig
@@ -34,17 +33,17 @@ QUICK = Effort(batch=2, steps=4, runs=2)
 
 @dataclass(frozen=True)
 class HostShare:
-    """Decode of `batch` streams with their text, after 128 tokens each; shares of the wall time."""
+    """Decode of `batch` streams with text, after 128 tokens each. Shares of the wall time."""
 
     model: str
     batch: int
     overlap: bool
-    """Whether plans and text are made while a step runs."""
+    """Whether planning and text processing overlap with a running step."""
     step_ms: Spread
     outside_kernels: Spread
-    """All but the kernels' forward pass and their choice of tokens."""
+    """Everything except the forward pass and sampling in the kernels."""
     outside_steps: Spread
-    """All but what the engine itself takes for the step's time, which has the Python around its kernels in it."""
+    """Everything except the step time as measured by the engine, which includes Python around the kernels."""
 
 
 class Elapsed(NamedTuple):
@@ -54,7 +53,7 @@ class Elapsed(NamedTuple):
 
 
 def measure(path: Path, effort: Effort) -> list[HostShare]:
-    """With and without overlap in turns, each run with a new engine, so that no other team of threads is there."""
+    """Measures with and without overlap in turns, each run with a new engine, so that no other thread pool exists."""
     model = open_model(path)
     runs: dict[bool, list[Elapsed]] = {True: [], False: []}
     for run in range(effort.runs):
@@ -65,7 +64,7 @@ def measure(path: Path, effort: Effort) -> list[HostShare]:
 
 
 def share_outside(elapsed: Elapsed) -> tuple[float, float]:
-    """Of the kernels, and of the steps."""
+    """Shares outside the kernels and outside the steps."""
     return 1 - elapsed.kernels_ns / elapsed.wall_ns, 1 - elapsed.steps_ns / elapsed.wall_ns
 
 
@@ -102,7 +101,7 @@ def _turns(engine: Engine, steps: int) -> None:
 
 
 class _Watch:
-    """Adds up what an engine's kernels and its steps take, from now on. Reaches inside: nobody else needs to know."""
+    """Adds up the time of kernels and steps of an engine from now on. Uses private attributes of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.steps_ns = 0
@@ -126,7 +125,7 @@ class _Watch:
 
 
 class _Timed:
-    """Stands for an object and adds up the time of its calls."""
+    """A proxy that adds up the time of method calls."""
 
     def __init__(self, inner: object) -> None:
         self._inner, self.ns = inner, 0

@@ -1,8 +1,10 @@
-"""A client that measures an HTTP server on the same cores: asyncio's bare transports, one connection a request, and
-bytes are looked at when all have come, so that it takes as little of the machine as it can."""
+"""An HTTP client that measures a server on the same cores with as little CPU time as it can.
+
+It uses asyncio transports and one connection per request. Replies are parsed after they are complete."""
 
 import asyncio
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
@@ -11,7 +13,7 @@ from socket import socket
 from time import perf_counter
 from typing import Any, cast
 
-from benchmarks.errors import EngineError
+from benchmarks.measurement import EngineError
 
 HOST = "127.0.0.1"
 HEAD_END = b"\r\n\r\n"
@@ -20,43 +22,43 @@ ANSWER_LIMIT_S = 300
 
 @dataclass(frozen=True)
 class Reply:
-    """Seconds of one clock. Asking begins with connecting."""
+    """A reply with times in seconds of one clock. `asked_s` is when connecting started."""
 
     asked_s: float
     first_s: float
     """First byte of the body."""
     last_s: float
     received: bytes
-    """As it came, with its head."""
+    """Raw bytes, including the head."""
     connected_s: float | None = None
-    """When there was a connection; None where that was not looked at."""
+    """When the connection was established; None if not measured."""
     arrivals: Sequence[tuple[int, float]] = ()
-    """How many bytes were there at which time, after each piece."""
+    """Total bytes and time after each received piece."""
 
     def body(self) -> bytes:
-        """Raises `EngineError` unless the status is 200 and the reply whole."""
+        """Raises `EngineError` unless the status is 200 and the reply is complete."""
         try:
             response = HTTPResponse(cast(socket, _Received(self.received)))
             response.begin()
             body = response.read()
         except (HTTPException, OSError) as error:
-            raise EngineError(f"no whole reply: {type(error).__name__} {error}") from error
+            raise EngineError(f"incomplete reply: {type(error).__name__} {error}") from error
         if response.status != 200:
             raise EngineError(f"HTTP {response.status}: {body[:200].decode(errors='replace')}")
         return body
 
     def timings(self) -> dict[str, Any]:
-        """Of a streamed reply: they are in its last event before `[DONE]`. Raises `EngineError` if it has none."""
+        """The `timings` of a streamed reply, from its last event before `[DONE]`. Raises `EngineError` if missing."""
         events = [event for event in self.body().split(b"\n\n") if event.startswith(b"data: {")]
         last = events[-1] if events else b"data: {}"
         found = json.loads(last.removeprefix(b"data: "))
         if "timings" not in found:
-            raise EngineError(f"ended a stream with {last[:200].decode(errors='replace')}")
+            raise EngineError(f"the stream ended without timings: {last[:200].decode(errors='replace')}")
         return cast(dict[str, Any], found["timings"])
 
 
 class _Received:
-    """Stands for a socket from which all has been read."""
+    """A fake socket that returns the received bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -69,7 +71,7 @@ Note = Callable[[bytes], None]
 
 
 async def fetch(port: int, path: str, body: bytes | None = None, note: Note | None = None) -> Reply:
-    """POST with a body, else GET. `note` is told of each piece. Raises `EngineError` if nothing of a body came."""
+    """POST with a body, otherwise GET. Calls `note` with each piece. Raises `EngineError` if no body arrived."""
     loop, asked_s = asyncio.get_running_loop(), perf_counter()
     try:
         async with asyncio.timeout(ANSWER_LIMIT_S):
@@ -80,7 +82,7 @@ async def fetch(port: int, path: str, body: bytes | None = None, note: Note | No
     except OSError as error:
         raise EngineError(f"{path}: {error or type(error).__name__}") from error
     if exchange.first_s is None:
-        raise EngineError(f"closed the connection of {path} without an answer")
+        raise EngineError(f"{path}: connection closed without an answer")
     received = b"".join(exchange.pieces)
     return Reply(asked_s, exchange.first_s, perf_counter(), received, connected_s, exchange.arrivals)
 
@@ -93,7 +95,7 @@ def _request(path: str, body: bytes | None) -> bytes:
 
 
 class _Exchange(asyncio.Protocol):
-    """One connection, until the server closes it."""
+    """A connection, until the server closes it."""
 
     def __init__(self, note: Note | None) -> None:
         self._note = note
@@ -113,3 +115,62 @@ class _Exchange(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+EVENT_END = b"\n\n"
+DATA, DONE = b"data: ", b"[DONE]"
+
+
+@dataclass(frozen=True)
+class Event:
+    """A server-sent event. `at_s`: arrival of its last byte."""
+
+    at_s: float
+    data: bytes
+
+
+def events(reply: Reply) -> list[Event]:
+    """Events with data, except `[DONE]`. Raises `EngineError` unless the status is 200 and the reply is complete."""
+    reply.body()
+    body, places = _unpacked(reply.received)
+    found, start = list[Event](), 0
+    while (end := body.find(EVENT_END, start)) >= 0:
+        event, start = body[start:end], end + len(EVENT_END)
+        if event.startswith(DATA) and event != DATA + DONE:
+            found.append(Event(_when(reply, _received(places, start - 1)), event.removeprefix(DATA)))
+    return found
+
+
+Places = list[tuple[int, int]]
+"""Offsets of the pieces of the body: in the body, and in the received bytes."""
+
+
+def _unpacked(received: bytes) -> tuple[bytes, Places]:
+    head, _, rest = received.partition(HEAD_END)
+    at = len(received) - len(rest)
+    if b"\r\ntransfer-encoding: chunked" not in head.lower():
+        return rest, [(0, at)]
+    return _unchunked(received, at)
+
+
+def _unchunked(received: bytes, at: int) -> tuple[bytes, Places]:
+    """Decodes chunked transfer coding (RFC 9112, 7.1) from offset `at`."""
+    body, places = bytearray(), Places()
+    while True:
+        line_end = received.index(b"\r\n", at)
+        size, start = int(received[at:line_end].partition(b";")[0], 16), line_end + 2
+        if size == 0:
+            return bytes(body), places
+        places.append((len(body), start))
+        body += received[start : start + size]
+        at = start + size + 2
+
+
+def _received(places: Places, offset: int) -> int:
+    """Converts an offset in the body to one in the received bytes."""
+    in_body, in_received = places[bisect_right(places, offset, key=lambda place: place[0]) - 1]
+    return in_received + offset - in_body
+
+
+def _when(reply: Reply, offset: int) -> float:
+    return reply.arrivals[bisect_left(reply.arrivals, offset + 1, key=lambda arrival: arrival[0])][1]

@@ -1,26 +1,31 @@
-"""What clients do to a server. These functions run in the clients' own process and count the time it takes of a CPU."""
+"""Load on a server: requests in a closed loop, a long prompt that interrupts streams, probes of `/health`."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import json
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, process_time
+from typing import Any
 
-from benchmarks.errors import EngineError
-from benchmarks.http_client import Reply, fetch
+from benchmarks.http_client import Reply, events, fetch
+from benchmarks.jobs import Job, Stall
+from benchmarks.measurement import EngineError
+from benchmarks.traces import Served, Trace
 from twostep.turns import take_short_turns
 
 EVENT = b"data: {"
-"""Begins a server-sent event with JSON."""
+"""Start of a server-sent event with JSON."""
 
 
 @dataclass(frozen=True)
 class Load:
     replies: list[Reply]
-    """In the order of asking."""
+    """In the order of the requests."""
     wall_s: float
     cpu_s: float
-    """Of the clients' process."""
+    """CPU time of the client process."""
 
 
 @dataclass(frozen=True)
@@ -30,17 +35,17 @@ class Ask:
 
 
 def closed_loop(port: int, asks: Sequence[Ask], outstanding: int = 1, pause_s: float = 0) -> Load:
-    """So many clients; each asks the next when its reply is whole and `pause_s` has passed."""
+    """A closed loop: each client sends the next request `pause_s` after its reply is complete."""
     return _measured(_closed_loop(port, asks, outstanding, pause_s))
 
 
 def interrupted(port: int, streams: Sequence[Ask], newcomer: Ask, after: int) -> Load:
-    """When each stream has `after` events, the newcomer is asked, too; its reply comes last. Until all are whole."""
+    """Sends the newcomer when each stream has `after` events. Its reply is the last in the load."""
     return _measured(_interrupted(port, streams, newcomer, after))
 
 
 def health_during(port: int, ask: Ask, pause_s: float) -> Load:
-    """Asks for `/health` again and again until the reply to `ask` is whole; that comes first in the load."""
+    """Requests `/health` repeatedly until the reply to `ask` is complete; that reply is the first in the load."""
     return _measured(_health_during(port, ask, pause_s))
 
 
@@ -73,8 +78,8 @@ async def _interrupted(port: int, streams: Sequence[Ask], newcomer: Ask, after: 
     try:
         await asyncio.wait([*asked, under_way], return_when=asyncio.FIRST_COMPLETED)
         if not progress.reached.is_set():
-            await asyncio.gather(*asked)  # raises what ended one of them, if that is why
-            raise EngineError(f"a stream ended before all had {after} events")
+            await asyncio.gather(*asked)  # raises the error of a failed stream
+            raise EngineError(f"a stream ended before all streams had {after} events")
         last = await fetch(port, newcomer.path, newcomer.body)
         return [*await asyncio.gather(*asked), last]
     finally:
@@ -82,7 +87,7 @@ async def _interrupted(port: int, streams: Sequence[Ask], newcomer: Ask, after: 
 
 
 class _Progress:
-    """How many events each stream has. One whose first bytes come in two pieces is missed: the newcomer comes later."""
+    """Counts the events of each stream. Misses an event whose start is split, which only delays the newcomer."""
 
     def __init__(self, streams: int, after: int) -> None:
         self._counts, self._after = [0] * streams, after
@@ -100,3 +105,71 @@ async def _health_during(port: int, ask: Ask, pause_s: float) -> list[Reply]:
         probes.append(await fetch(port, "/health"))
         await asyncio.sleep(pause_s)
     return [await asked, *probes]
+
+
+COUNTED = {"stream_options": {"include_usage": True}}
+"""Makes a server report the number of generated tokens."""
+
+
+def asks(jobs: Sequence[Job], further: Mapping[str, Any] | None = None) -> list[Ask]:
+    """Streamed greedy requests of fixed length, with `further` fields for a server."""
+    return [Ask("/v1/completions", json.dumps(_body(job) | dict(further or {})).encode()) for job in jobs]
+
+
+def _body(job: Job) -> dict[str, Any]:
+    asked = {"prompt": list(job.prompt), "max_tokens": job.tokens}
+    return {**asked, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+class Completions:
+    """A client of one server on this machine, in this process."""
+
+    def __init__(self, name: str, port: int, further: Mapping[str, Any] | None = None) -> None:
+        self._name, self._port = name, port
+        self._further = {**COUNTED, **(further or {})}
+
+    def closed(self, jobs: Sequence[Job], outstanding: int) -> Served:
+        with self._named():
+            load = closed_loop(self._port, self._asks(jobs), outstanding)
+            return self._served(jobs, load.replies)
+
+    def interrupt(self, stall: Stall) -> Served:
+        with self._named():
+            [newcomer] = self._asks([stall.newcomer])
+            load = interrupted(self._port, self._asks(stall.streams), newcomer, stall.after)
+            return self._served([*stall.streams, stall.newcomer], load.replies)
+
+    def _asks(self, jobs: Sequence[Job]) -> list[Ask]:
+        return asks(jobs, self._further)
+
+    def _served(self, jobs: Sequence[Job], replies: Sequence[Reply]) -> Served:
+        return Served([trace(job, reply) for job, reply in zip(jobs, replies, strict=True)])
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineError as error:
+            raise EngineError(f"{self._name}: {error}") from error
+
+
+def trace(job: Job, reply: Reply) -> Trace:
+    """A time for each event with output. A token that ends within a character arrives with the next one.
+
+    Raises `EngineError` if the server did not generate the requested number of tokens.
+    """
+    times, tokens = list[float](), None
+    for event in events(reply):
+        chunk = json.loads(event.data)
+        if _has_output(chunk.get("choices") or []):
+            times.append(event.at_s)
+        if usage := chunk.get("usage"):
+            tokens = usage["completion_tokens"]
+    if tokens != job.tokens or not times:
+        raise EngineError(f"generated {tokens} tokens instead of {job.tokens}")
+    return Trace(reply.asked_s, tokens, times)
+
+
+def _has_output(choices: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an event has output; the last one has only the finish reason, and one without choices the usage."""
+    return any(choice["text"] or choice.get("finish_reason") is None for choice in choices)

@@ -1,7 +1,7 @@
-"""Runs in any Python, and knows nothing of Twostep: what a package is installed as, with all that it needs.
+"""Runs in any Python, without Twostep: version and installed size of a package with its requirements.
 
-`installed.py PACKAGE...` prints {"version", "bytes"}: the version of the first, and the size of the files of all these
-and, as their metadata say, of all that they require. Python itself does not count, nor what only an extra requires.
+`installed.py PACKAGE...` prints {"version", "bytes"}: the version of the first package, and the size of the files of
+all packages and their requirements. Excludes Python itself and requirements of extras.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def closure(names: list[str]) -> dict[str, Distribution]:
-    """Those that are there, by name. What only other systems need is not there."""
+    """Installed packages by name, with their installed requirements."""
     found: dict[str, Distribution] = {}
     left = list(names)
     while left:
@@ -28,7 +28,7 @@ def closure(names: list[str]) -> dict[str, Distribution]:
 
 
 def required_name(requirement: str) -> str:
-    """Of `numpy>=1.26; python_version > "3"`."""
+    """The name in a requirement such as `numpy>=1.26; python_version > "3"`."""
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
 
 

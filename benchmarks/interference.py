@@ -1,10 +1,10 @@
-"""What four running streams feel when a long prompt arrives, and what it feels itself: by how it is cut, by engine."""
+"""Latency of four running streams and of a long prompt that arrives, by chunking and by engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks import jobs
-from benchmarks.progress import say
+from benchmarks.measurement import say
 from benchmarks.serving_engines import ServingEngine, Twostep
 from benchmarks.traces import Gaps, Served, gaps
 from twostep.model.loaded import LoadedModel
@@ -30,14 +30,14 @@ QUICK = Effort(newcomer=64, tokens=16, after=2, runs=1, chunkings=("none", "toke
 
 @dataclass(frozen=True)
 class StallPoint:
-    """`name`: how prompts are cut, or the engine."""
+    """`name`: the chunking, or the engine."""
 
     name: str
     gaps: Gaps
 
 
 def engines(model: LoadedModel, effort: Effort, chunkings: Sequence[str], prefix: str = "") -> list[Twostep]:
-    """Ours, one for each way to cut, called so after `prefix`; a step has room for the whole newcomer."""
+    """One Twostep engine per chunking, named `prefix` + chunking; a step has room for the whole newcomer."""
     room = effort.newcomer + 512
     return [
         Twostep(model, "", prefix + chunking, chunking=chunking, max_num_seqs=8, max_step_tokens=room)
@@ -46,7 +46,7 @@ def engines(model: LoadedModel, effort: Effort, chunkings: Sequence[str], prefix
 
 
 def measure(served_by: Sequence[ServingEngine], effort: Effort) -> list[StallPoint]:
-    """All take turns. The first round warms up and does not count."""
+    """Engines take turns. The first round is a warm-up."""
     runs: dict[str, list[Served]] = {engine.name: [] for engine in served_by}
     for run in range(effort.runs + 1):
         for engine in served_by:

@@ -1,4 +1,4 @@
-"""How long until the first token: in this process, and of `twostep generate` from the start of its process."""
+"""Time to the first token: in this process, and of `twostep generate` from its start."""
 
 import os
 import subprocess
@@ -8,27 +8,27 @@ from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
-from benchmarks.prompts import prompt
-from benchmarks.runs import Driver
-from benchmarks.spread import Spread, spread
+from benchmarks.jobs import prompt
+from benchmarks.measurement import Spread, spread
+from benchmarks.model_driver import Driver
 from twostep.model.loaded import open_model
 
 PROMPT_TOKENS = 32
 COMMAND = "import sys; from twostep.cli.main import main; sys.exit(main())"
-"""What the installed `twostep` script does."""
+"""Equivalent of the installed `twostep` script."""
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Seconds, the file being in the system's page cache."""
+    """Seconds, with the file in the page cache."""
 
     open_s: Spread
-    """Reading the file's header and checking its tensors."""
+    """Reading the header and checking the tensors."""
     tokenizer_s: Spread
     executor_s: Spread
-    """Repacking the weights, starting threads."""
+    """Repacking weights and starting threads."""
     first_token_s: Spread
-    """Prefill of a prompt of 32 tokens, and the choice of its first token, on memory never touched before."""
+    """Prefill of 32 tokens and sampling of the first token, on untouched memory."""
     total_s: Spread
     command_s: Spread
     """From the start of `twostep generate --max-tokens 1` to its first byte of output, chat template included."""

@@ -1,4 +1,4 @@
-"""Which machine a measurement was made on, in what state it was, and of which commit of the sources."""
+"""The machine of a measurement, its state, and the commit of the sources."""
 
 import os
 import platform
@@ -11,29 +11,29 @@ from pathlib import Path
 from time import sleep
 
 from benchmarks.counters import missing_counters
-from benchmarks.progress import say
+from benchmarks.measurement import say
 from twostep.kernels.threads import default_threads, physical_cores
 
 ROOT = Path(__file__).parent.parent
 MEASURED = ("src", "native", "CMakeLists.txt", "benchmarks", ":!benchmarks/results")
-"""Paths that a measurement depends on, as git names them."""
+"""Paths that affect a measurement, as git pathspecs."""
 
 FLAGS_OF_INTEREST = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16",
     "asimddp", "asimdhp", "i8mm", "bf16", "sve",
 )  # fmt: skip
-"""Instruction sets that kernels of this kind use, in the kernel's spelling (x86, then Arm)."""
+"""Relevant instruction sets, as spelled by the Linux kernel (x86, then Arm)."""
 
 BUSY_LIMIT = 0.05
-"""Above this share the tables say that the machine was not quiet."""
+"""Above this share, tables report that the machine was not idle."""
 
 BUSY_WATCH_S = 1.0
-"""How long the machine is watched for other work before a measurement."""
+"""How long the CPU use of other processes is observed before a measurement."""
 
 
 @dataclass(frozen=True)
 class Cache:
-    """One cache as the first CPU sees it; `shared_by` CPUs."""
+    """A cache of the first CPU, shared by `shared_by` CPUs."""
 
     level: int
     kind: str
@@ -48,28 +48,28 @@ class Machine:
     cores: int
     cpus: int
     threads: int
-    """What Twostep uses by default."""
+    """Default threads of Twostep."""
     caches: tuple[Cache, ...]
     memory_bytes: int
     kernel: str
-    """Version without the name of the build."""
+    """Version without the build name."""
     compiler: str
     python: str
     commit: str | None
     """None outside a git checkout."""
     modified: bool | None
-    """Whether files that are measured, or that measure, differ from the commit."""
+    """Whether measured or measuring files differ from the commit."""
     date: str
     load_average: float
-    """Of the minute before."""
+    """Load average of the previous minute."""
     busy: float
-    """Share of all CPUs' time that others took in the second before: 0 on a quiet machine."""
+    """Share of CPU time used by other processes in the second before: 0 on an idle machine."""
     perf: str
-    """Which hardware counters there are, or why there are none."""
+    """Available hardware counters, or why there are none."""
 
 
 def describe() -> Machine:
-    """Looks at the machine now; takes a second."""
+    """Describes the machine and its current state; takes a second."""
     cpuinfo = _read("/proc/cpuinfo")
     commit = _git("rev-parse", "HEAD")
     return Machine(
@@ -93,15 +93,15 @@ def describe() -> Machine:
 
 
 def watched() -> Machine:
-    """`describe()`, with a word to the person who measures if the machine is not quiet."""
+    """As `describe()`; prints a warning if the machine is not idle."""
     found = describe()
     if found.busy > BUSY_LIMIT:
-        say(f"others use {found.busy:.0%} of this machine: the numbers will be too low")
+        say(f"other processes use {found.busy:.0%} of this machine: the results will be too low")
     return found
 
 
 def cpu_name(cpuinfo: str) -> str:
-    """Name with family and model, which tell apart what a virtual machine calls alike."""
+    """CPU name with family and model, as virtual machines use the same name for different CPUs."""
     name = _field(cpuinfo, "model name")
     if name is None:
         return platform.machine()
@@ -110,7 +110,7 @@ def cpu_name(cpuinfo: str) -> str:
 
 
 def slug(name: str) -> str:
-    """A name as part of a file's name."""
+    """A name for use in a file name."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
@@ -142,7 +142,7 @@ def cpu_count(cpu_list: str) -> int:
 
 
 def _compiler() -> str:
-    """The C++ compiler that a build on this machine finds."""
+    """The C++ compiler that a build would use."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return "none found"
@@ -151,7 +151,7 @@ def _compiler() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, None where it fails: not installed, or the sources are no checkout."""
+    """Output of git; None if git is not installed or the sources are not a checkout."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -164,7 +164,7 @@ def _modified() -> bool:
 
 
 def _busy() -> float:
-    """Share of the time of all CPUs that was not idle, while this process sleeps."""
+    """Share of non-idle time of all CPUs while this process sleeps."""
     idle_before, total_before = _cpu_ticks()
     sleep(BUSY_WATCH_S)
     idle, total = _cpu_ticks()

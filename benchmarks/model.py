@@ -1,7 +1,7 @@
-"""`python -m benchmarks.model`: how fast one model runs here, in process, each part of the time against its limit.
+"""`python -m benchmarks.model`: speed of one model in this process, with each part compared with its hardware limit.
 
-Prefill and decode are measured apart, over a grid of lengths, batches and contexts. The result is one JSON file, from
-which `benchmarks.report` makes the tables of README and docs/performance.md.
+Measures prefill and decode separately, over a grid of lengths, batches and contexts. The result is a JSON file, from
+which `benchmarks.report` generates the tables of README and docs/performance.md.
 """
 
 import argparse
@@ -9,21 +9,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import command, counters, limits, loading, machine
-from benchmarks.limits import Limits
-from benchmarks.points import Point, decode_point, prefill_point, step_bytes
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
-from benchmarks.runs import Driver, Run
+from benchmarks import command, counters, loading, machine
+from benchmarks.jobs import prompt
+from benchmarks.measurement import say
+from benchmarks.model_driver import Driver, Run
+from benchmarks.model_points import (
+    Limits,
+    Point,
+    decode_point,
+    measure_limits,
+    prefill_point,
+    read_bandwidth,
+    step_bytes,
+)
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 
 @dataclass(frozen=True)
 class Grid:
-    """What is measured. A decode run takes enough steps to make `decode_tokens` tokens, at least `least_steps`."""
+    """The measured points. A decode run has enough steps to generate `decode_tokens` tokens, at least `least_steps`."""
 
     prefills: tuple[int, ...]
     batches: tuple[int, ...]
@@ -37,11 +44,11 @@ class Grid:
 
     @property
     def positions(self) -> int:
-        """Of the longest sequence that is decoded."""
+        """Positions of the longest decoded sequence."""
         return max(self.contexts) + self.steps(min(self.batches))
 
     def driver(self, model: LoadedModel, threads: int | None) -> Driver:
-        """With room for every point."""
+        """A driver with room for every point."""
         longest, batch = max(self.prefills), max(self.batches)
         return Driver(model.network, prompt=longest, batch=batch, positions=self.positions, threads=threads)
 
@@ -49,7 +56,7 @@ class Grid:
 FULL = Grid((128, 512, 1024, 2048), (1, 4, 16, 64), (128, 1024), decode_tokens=64, least_steps=4, runs=5)
 QUICK = Grid((32, 64), (1, 4), (32,), decode_tokens=8, least_steps=2, runs=2)
 COUNTED_PREFILL, COUNTED_STEPS = 512, 32
-"""What runs under the hardware counters."""
+"""Sizes of the runs under hardware counters."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class ModelInfo:
     file: str
     file_bytes: int
     weight_bytes: int
-    """In memory, as repacked: what a decode step reads."""
+    """Size of the repacked weights, which a decode step reads."""
     kv_bytes_per_token: int
     isa: str
     threads: int
@@ -66,7 +73,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Counted:
-    """Hardware counts by event of a prefill and of lone decode steps, or why there are none."""
+    """Hardware counts by event of a prefill and of single-sequence decode steps, or why there are none."""
 
     missing: str | None
     prefill: dict[str, int | None]
@@ -87,27 +94,29 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser("model", "Measures one model, part by part.")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a name, a cached file's stem or a path (%(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="model name, stem of a cached file, or path (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores available to this process")
     options = parser.parse_args(arguments)
     return command.run(
         "model",
         options,
         lambda: measure(options),
-        lambda result: f"model-{machine.slug(options.model)}-{machine.slug(result.machine.cpu)}.json",
+        f"model-{machine.slug(options.model)}",
     )
 
 
 def measure(options: argparse.Namespace) -> Result:
     grid = QUICK if options.quick else FULL
     surroundings = machine.watched()
-    path = resolve(options.model, Progress())
+    path = resolve(options.model, FetchProgress())
     say(f"loading {path.name}, {grid.runs} times, in process and as a command")
     load = loading.measure(options.model, path, grid.runs, options.threads)
     model = open_model(path)
     driver = grid.driver(model, options.threads)
     say("limits of this machine")
-    bounds = limits.measure(driver.executor.isa, driver.executor.threads, driver.executor.weight_bytes)
+    bounds = measure_limits(driver.executor.isa, driver.executor.threads, driver.executor.weight_bytes)
     return Result(
         command="python -m benchmarks.model" + (f" --model {options.model}" if options.model != DEFAULT_MODEL else ""),
         machine=surroundings,
@@ -149,14 +158,14 @@ def _decode_all(driver: Driver, grid: Grid, bounds: Limits) -> list[Point]:
 def _decode(driver: Driver, batch: int, context: int, grid: Grid, bounds: Limits) -> Point:
     steps, weight_bytes = grid.steps(batch), driver.executor.weight_bytes
     runs = _without_first([driver.decode(batch, context, steps) for _ in range(grid.runs + 1)])
-    read = limits.read_bandwidth(step_bytes(runs[0], steps, weight_bytes), bounds.threads)
+    read = read_bandwidth(step_bytes(runs[0], steps, weight_bytes), bounds.threads)
     point = decode_point(batch, context, steps, runs, bounds, weight_bytes, read)
     say(f"decode, batch {batch}, context {context}: {point.tokens_per_s.median:.0f} tokens/s")
     return point
 
 
 def _without_first(runs: list[Run]) -> list[Run]:
-    """The first run of a point pays for buffers that grow and caches that are cold."""
+    """Drops the first run of a point, which includes growing buffers and cold caches."""
     return runs[1:]
 
 

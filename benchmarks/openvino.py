@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, in a process of its own Python that stays for all runs: asked and answering by lines of JSON."""
+"""OpenVINO GenAI in a separate Python process that serves all runs and communicates by lines of JSON."""
 
 import json
 import subprocess
@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Decode, Measure, Prefill
-from benchmarks.errors import EngineError
-from benchmarks.jobs import Job, Stall
-from benchmarks.prompts import prompt
+from benchmarks.jobs import Job, Stall, prompt
+from benchmarks.measurement import EngineError
 from benchmarks.traces import Served, Trace
 
 DRIVER = Path(__file__).with_name("openvino_driver.py")
@@ -19,7 +18,7 @@ DRIVER = Path(__file__).with_name("openvino_driver.py")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Most tokens of a step, and room of the KV cache in tokens; None: 2 GB."""
+    """Maximum tokens per step, and KV cache size in tokens; None: 2 GB."""
 
     chunk_tokens: int = 256
     cache_tokens: int | None = None
@@ -30,7 +29,7 @@ class Tuning:
 
 
 class OpenVinoProcess:
-    """`python` is that of an environment with openvino-genai."""
+    """The driver process. `python` belongs to an environment with openvino-genai."""
 
     def __init__(self, python: Path, threads: int, model: Path, tuning: Tuning | None = None) -> None:
         command = [str(python), "-I", str(DRIVER), str(model), str(threads), *(tuning or Tuning()).arguments]
@@ -53,27 +52,27 @@ class OpenVinoProcess:
 
     def ask(self, **question: Any) -> dict[str, Any]:
         """Raises `EngineError` if the process ended."""
-        with suppress(BrokenPipeError):  # the answer will say that it ended
+        with suppress(BrokenPipeError):  # reading the answer reports that it ended
             print(json.dumps(question), file=self._questions, flush=True)
         return self._answer()
 
     def close(self) -> None:
-        """Its end of input ends the process."""
+        """Closes the input, which ends the process."""
         self._questions.close()
         self._process.wait()
         self._answers.close()
 
     def _answer(self) -> dict[str, Any]:
-        """Lines that are no JSON are the library's own chatter."""
+        """The next line of JSON; other lines are log output of the library."""
         for line in self._answers:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise EngineError(f"{DRIVER.name}: ended with exit code {self._process.wait()}; its error stands above")
+        raise EngineError(f"{DRIVER.name}: ended with exit code {self._process.wait()}; its error is printed above")
 
 
 class OpenVino:
-    """Rates of prefill and decode."""
+    """Prefill and decode rates of OpenVINO."""
 
     def __init__(self, python: Path, threads: int, model: Path, label: str) -> None:
         self.name, self.file = f"OpenVINO {label}", model.name
@@ -81,12 +80,12 @@ class OpenVino:
         self.version = self._process.version
 
     def warm_up(self, measures: Sequence[Measure]) -> None:
-        """Shapes met for the first time are compiled first."""
+        """Compiles the shapes of the measurements."""
         for measure in measures:
             self.rate(measure, -1)
 
     def rate(self, measure: Measure, run: int) -> float:
-        """Decode: one token more, since the first comes from prefill."""
+        """Decode generates one more token, as the first belongs to prefill."""
         match measure:
             case Prefill(tokens):
                 return self._rate(prompts=[prompt(tokens, "peers", run)], tokens=1, what="prefill")
@@ -102,7 +101,7 @@ class OpenVino:
 
 
 class OpenVinoServing:
-    """Its continuous batching, stepped in its own process: no HTTP, no client beside it."""
+    """Continuous batching of OpenVINO, stepped in its process without HTTP or a client."""
 
     def __init__(self, python: Path, threads: int, model: Path, label: str, tuning: Tuning | None = None) -> None:
         self.name, self.file = f"OpenVINO {label}", model.name

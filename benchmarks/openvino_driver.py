@@ -1,10 +1,10 @@
-"""Runs in a Python with openvino-genai, and knows nothing of Twostep: measures what it is asked, line by line.
+"""Runs in a Python with openvino-genai, without Twostep: measures on request, line by line.
 
-`openvino_driver.py MODEL.gguf THREADS CHUNK [CACHE]`: a step has at most CHUNK tokens, the KV cache room for CACHE
-tokens, else 2 GB. Each line of standard input is a question. {"what": "prefill" or "decode", "prompts", "tokens"} is
-answered {"rate"}: tokens per second; {"what": "serve", "jobs": [[prompt, tokens]...], "outstanding"} and {"what":
-"interrupt", "jobs", "after"}, whose last job is the newcomer, are answered {"traces": [{"asked_s", "token_s"}...]}.
-Precisions are the default ones, which measured fastest.
+`openvino_driver.py MODEL.gguf THREADS CHUNK [CACHE]`: steps have at most CHUNK tokens, the KV cache holds CACHE
+tokens, by default 2 GB. Each line of standard input is a request. {"what": "prefill" or "decode", "prompts", "tokens"}
+returns {"rate"} in tokens per second. {"what": "serve", "jobs": [[prompt, tokens]...], "outstanding"} and {"what":
+"interrupt", "jobs", "after"}, whose last job is the newcomer, return {"traces": [{"asked_s", "token_s"}...]}.
+Uses the default precisions, which measured fastest.
 """
 
 import json
@@ -18,7 +18,7 @@ import openvino_genai  # type: ignore[import-not-found]
 
 CACHE_GB = 2
 BLOCK_TOKENS = 32
-"""Of its KV cache on CPUs."""
+"""Block size of the KV cache on CPUs."""
 
 
 def make_pipeline(model: str, threads: int, chunk: int, cache: int | None) -> Any:
@@ -35,7 +35,7 @@ def make_pipeline(model: str, threads: int, chunk: int, cache: int | None) -> An
 
 
 class Requests:
-    """Some prompts that run together, and how many tokens each has by now."""
+    """Prompts that run together, and the tokens generated so far for each."""
 
     def __init__(self, pipeline: Any, prompts: list[list[int]], tokens: int) -> None:
         self._pipeline = pipeline
@@ -53,7 +53,7 @@ class Requests:
 
 
 def prefill_rate(pipeline: Any, prompts: list[list[int]]) -> float:
-    """Up to the first token, which is the only one."""
+    """Prefill rate up to the first and only token."""
     started = perf_counter()
     requests = Requests(pipeline, prompts, 1)
     while not all(requests.counts):
@@ -62,7 +62,7 @@ def prefill_rate(pipeline: Any, prompts: list[list[int]]) -> float:
 
 
 def decode_rate(pipeline: Any, prompts: list[list[int]], tokens: int) -> float:
-    """Of all requests together, from when each has its first token until one is complete; then runs all to the end."""
+    """Total rate from when every request has its first token until one is complete; then runs all to the end."""
     requests = Requests(pipeline, prompts, tokens)
     while not all(requests.counts):
         requests.step()
@@ -76,7 +76,7 @@ def decode_rate(pipeline: Any, prompts: list[list[int]], tokens: int) -> float:
 
 
 class Request:
-    """One prompt with as many tokens as asked for, and when it was asked and each token was read."""
+    """A prompt with a fixed number of output tokens, and the times of submission and of each token."""
 
     def __init__(self, pipeline: Any, number: int, prompt: list[int], tokens: int) -> None:
         config = openvino_genai.GenerationConfig()
@@ -85,7 +85,7 @@ class Request:
         self._handle = pipeline.add_request(number, openvino.Tensor(np.array([prompt], np.int64)), config)
 
     def read(self) -> bool:
-        """Takes note of new tokens; whether all are there."""
+        """Records new tokens. Returns whether all have arrived."""
         while self._handle.can_read():
             for output in self._handle.read().values():
                 self.token_s += [perf_counter()] * len(output.generated_ids)
@@ -93,7 +93,7 @@ class Request:
 
 
 def step(pipeline: Any, requests: list[Request]) -> list[Request]:
-    """Those that are not complete after one step."""
+    """Runs one step. Returns the incomplete requests."""
     pipeline.step()
     return [request for request in requests if not request.read()]
 
@@ -109,7 +109,7 @@ def serve(pipeline: Any, jobs: list[tuple[list[int], int]], outstanding: int) ->
 
 
 def interrupt(pipeline: Any, jobs: list[tuple[list[int], int]], after: int) -> list[Request]:
-    """The last job comes when all others have `after` tokens."""
+    """Submits the last job when all others have `after` tokens."""
     requests = [Request(pipeline, number, *job) for number, job in enumerate(jobs[:-1])]
     live = list(requests)
     while min(len(request.token_s) for request in requests) < after:
@@ -132,7 +132,7 @@ def answer(pipeline: Any, question: dict[str, Any]) -> dict[str, Any]:
         case "interrupt":
             return traces(interrupt(pipeline, **question))
         case other:
-            raise ValueError(f"asked for {other!r}")
+            raise ValueError(f"unknown request {other!r}")
 
 
 def traces(requests: list[Request]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Continuous against static batching, over the variance of output lengths.
 
-The claim's set-up (Anyscale 2023: prompts of 512 tokens, answers of 128 on average, exponential, capped at 32 to 1536,
-all submitted at once) with prompts an eighth and answers half as long, so that it takes minutes.
+The setup follows Anyscale 2023 (prompts of 512 tokens, exponential answers with mean 128, capped at 32 to 1536, all
+submitted at once), with prompts an eighth and answers half as long, to run in minutes.
 """
 
 import random
@@ -9,16 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, pstdev
 
-from benchmarks.jobs import Job
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
+from benchmarks.jobs import Job, prompt
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.serving_engines import Twostep
-from benchmarks.spread import Spread, spread
 from twostep.model.loaded import LoadedModel
 
 PROMPT, MEAN = 64, 64
-SEATS = 16
-"""Requests at a time, and the size of a static batch."""
+SLOTS_USED = 16
+"""Concurrent requests, and the size of a static batch."""
 
 Draw = Callable[[random.Random], int]
 
@@ -30,22 +28,22 @@ class Effort:
     requests: int
     runs: int
     scale: int
-    """Lengths are divided by it."""
+    """Divisor of all lengths."""
 
 
 @dataclass(frozen=True)
 class LengthsPoint:
-    """One distribution of output lengths; rates in output tokens per second."""
+    """Results for one distribution of output lengths; rates in output tokens per second."""
 
     lengths: str
     mean: float
     variation: float
-    """Standard deviation over mean of the lengths drawn."""
+    """Standard deviation / mean of the drawn lengths."""
     longest: int
     static: Spread
     continuous: Spread
     ratio: Spread
-    """Continuous over static, of runs one after the other."""
+    """Continuous / static, of consecutive runs."""
 
 
 def capped_exponential(cap: int) -> Draw:
@@ -67,13 +65,13 @@ QUICK = Effort(tuple(LENGTHS)[:2], requests=3, runs=1, scale=16)
 
 
 def measure(model: LoadedModel, effort: Effort) -> list[LengthsPoint]:
-    """Runs of all distributions in turns, both ways of batching one after the other."""
+    """Distributions take turns; both kinds of batching run one after the other."""
     draws = {name: draw_lengths(LENGTHS[name], effort) for name in effort.lengths}
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in draws}
     for run in range(effort.runs):
         for name, lengths in draws.items():
             jobs = [Job(prompt(PROMPT // effort.scale, "lengths", run, i), n) for i, n in enumerate(lengths)]
-            static, continuous = (_rate(model, batching, jobs) for batching in (f"static={SEATS}", "continuous"))
+            static, continuous = (_rate(model, batching, jobs) for batching in (f"static={SLOTS_USED}", "continuous"))
             rates[name].append((static, continuous))
             say(f"output lengths {name}: static {static:.0f}, continuous {continuous:.0f} tokens/s")
     return [lengths_point(name, lengths, rates[name]) for name, lengths in draws.items()]
@@ -86,7 +84,7 @@ def draw_lengths(draw: Draw, effort: Effort) -> list[int]:
 
 
 def lengths_point(name: str, lengths: list[int], rates: list[tuple[float, float]]) -> LengthsPoint:
-    """`rates`: static and continuous of each run."""
+    """`rates`: static and continuous rate of each run."""
     static, continuous = zip(*rates, strict=True)
     return LengthsPoint(
         lengths=name,
@@ -100,5 +98,5 @@ def lengths_point(name: str, lengths: list[int], rates: list[tuple[float, float]
 
 
 def _rate(model: LoadedModel, batching: str, jobs: list[Job]) -> float:
-    engine = Twostep(model, "", max_num_seqs=SEATS, batching=batching)
+    engine = Twostep(model, "", max_num_seqs=SLOTS_USED, batching=batching)
     return engine.closed(jobs, outstanding=len(jobs)).output_tokens_per_s

@@ -1,17 +1,16 @@
-"""How many requests run at once in the same KV memory: blocks as they are needed, against room for the longest."""
+"""Concurrent requests in the same KV memory: blocks on demand against contiguous reservations."""
 
 from dataclasses import dataclass
 from random import Random
 from statistics import mean
 
-from benchmarks.progress import say
-from benchmarks.scheduling import Rig
-from benchmarks.spread import Spread, spread
+from benchmarks.measurement import Spread, say, spread
+from benchmarks.scheduler_rig import Rig
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.settings import Settings
 
 MOST_TOKENS = 2048
-"""What a contiguous cache keeps for each request."""
+"""Tokens that a contiguous cache reserves per request."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +27,20 @@ QUICK = Effort(blocks=256, warm_steps=100, steps=100, runs=2)
 
 @dataclass(frozen=True)
 class Paging:
-    """Means over steps of the real scheduler with more requests waiting than fit, without kernels."""
+    """Means over steps of the real scheduler under constant overload, without kernels."""
 
     blocks: int
     most_tokens: int
     contiguous: int
-    """Requests at a time if each has `most_tokens` reserved."""
+    """Concurrent requests if each reserves `most_tokens`."""
     paged: Spread
     ratio: Spread
     paged_waste: Spread
-    """Share of the positions in blocks held that have no token."""
+    """Share of positions in allocated blocks without a token."""
     contiguous_waste: Spread
-    """Share of the positions reserved that have none, of the same requests."""
+    """Share of reserved positions without a token, for the same requests."""
     preempted: Spread
-    """Preemptions over admissions, those of the preempted included."""
+    """Preemptions / admissions, including readmissions."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Steady:
 
     running: float
     used_tokens: float
-    held_blocks: float
+    allocated_blocks: float
     preempted: float
 
 
@@ -69,14 +68,14 @@ def paging(blocks: int, runs: list[Steady]) -> Paging:
         contiguous=contiguous,
         paged=spread([run.running for run in runs]),
         ratio=spread([run.running / contiguous for run in runs]),
-        paged_waste=spread([1 - run.used_tokens / (run.held_blocks * BLOCK_TOKENS) for run in runs]),
+        paged_waste=spread([1 - run.used_tokens / (run.allocated_blocks * BLOCK_TOKENS) for run in runs]),
         contiguous_waste=spread([1 - run.used_tokens / (run.running * MOST_TOKENS) for run in runs]),
         preempted=spread([run.preempted for run in runs]),
     )
 
 
 def _steady(effort: Effort, run: int) -> Steady:
-    """Prompts of 32 to 512 tokens, answers of 16 to 256, so many waiting that memory alone limits."""
+    """Prompts of 32 to 512 tokens, answers of 16 to 256, with enough waiting requests that only memory is the limit."""
     generator = Random(run)
     rig = Rig(
         Settings(blocks=(effort.blocks,), seats=effort.blocks, step_tokens=4 * effort.blocks, chunking="tokens=1024"),
@@ -88,14 +87,14 @@ def _steady(effort: Effort, run: int) -> Steady:
             rig.arrive(generator.randint(32, 512), generator.randint(16, 256))
         rig.turn()
         if number >= effort.warm_steps:
-            found.append(_held(rig))
+            found.append(_usage(rig))
     counters = rig.scheduler.counters
-    running, used, held = (mean(values) for values in zip(*found, strict=True))
-    return Steady(running, used, held, counters.preemptions / counters.admitted)
+    running, used, allocated = (mean(values) for values in zip(*found, strict=True))
+    return Steady(running, used, allocated, counters.preemptions / counters.admitted)
 
 
-def _held(rig: Rig) -> tuple[int, int, int]:
-    """Requests that hold blocks after a step, their computed tokens, their blocks."""
+def _usage(rig: Rig) -> tuple[int, int, int]:
+    """Requests with blocks after a step, their computed tokens, their blocks."""
     scheduler = rig.scheduler
     holding = [seq for seq in scheduler.live.values() if seq.tables]
     [free] = scheduler.cache.free

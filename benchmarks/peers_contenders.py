@@ -1,4 +1,4 @@
-"""Who is compared as whole servers: each engine with each of its settings, how it is started, how large it is."""
+"""The servers that are compared: each engine with each of its settings, how it is started, its installed size."""
 
 import argparse
 import json
@@ -11,11 +11,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks import llama_server, twostep_server, vllm_server
-from benchmarks.errors import EngineError
-from benchmarks.http_engine import FIRST, HttpEngine, Launch
-from benchmarks.llama_cpp import programs_version, requantise
-from benchmarks.llama_server import SLOT_TOKENS, SLOTS
+from benchmarks import http_engine
+from benchmarks.engines import programs_version, requantise
+from benchmarks.http_engine import FIRST, SLOT_TOKENS, SLOTS, HttpEngine, Launch
+from benchmarks.measurement import EngineError
 from benchmarks.openvino import OpenVinoServing, Tuning
 from benchmarks.peers_install import LLAMA, OPENVINO, VLLM, Missing, Peer, find, llama_programs, peers_folder
 from benchmarks.peers_model import LLAMA_BEST
@@ -24,18 +23,18 @@ from twostep.model.loaded import open_model
 
 OURS = "Twostep"
 OUR_SETTINGS = ((), ("--preset", "batch"))
-"""As it comes, which is with a budget of 50 ms between tokens; and with nothing but throughput in mind."""
+"""Defaults, with an ITL budget of 50 ms; and the preset for throughput."""
 LLAMA_SETTINGS = ((), ("-b", "128", "-ub", "128"))
-"""As it comes, and in steps so short that a long prompt holds up the others least."""
+"""Defaults, and the step size that delays other requests least during a long prompt."""
 OPENVINO_CHUNKS = (256, 128)
 VLLM_SETTINGS = ("--max-num-batched-tokens", "256")
-"""Steps of this length are best for its throughput, too; one start takes it two minutes, so it has but these."""
+"""Also the best step size for throughput. Only one setting, as a start takes two minutes."""
 INSTALLED = Path(__file__).with_name("installed.py")
 
 
 @dataclass(frozen=True)
 class Started:
-    """`start_s`: from the start of its process to its first answer."""
+    """A running engine. `start_s`: from the start of its process to its first answer."""
 
     engine: ServingEngine
     pid: int
@@ -44,22 +43,22 @@ class Started:
 
 @dataclass(frozen=True)
 class Contender:
-    """One column: an engine with some weights and settings."""
+    """One column of the table: an engine with weights and settings."""
 
     engine: str
     name: str
     version: str
     file: str
     command: str
-    """Without the paths, which mean nothing elsewhere."""
+    """Without paths of this machine."""
     installed_bytes: int | None
-    """None: not installed as a package, as in a source tree."""
+    """None if not installed as a package, as in a source tree."""
     start: Callable[[], Started]
 
 
 @dataclass(frozen=True)
 class Place:
-    """What all are started with. `scratch` is for weights of another kind, gone when the measurement is."""
+    """Model, threads and options for all engines. `scratch` is a temporary folder for converted weights."""
 
     model: Path
     threads: int
@@ -75,12 +74,12 @@ class Place:
 def ours(place: Place, version: str) -> list[Contender]:
     kv = open_model(place.model).network.shape.kv_bytes_per_token()
     size = _installed(Path(sys.executable), "twostep", needed=False)["bytes"]
-    launches = [twostep_server.launch(version, place.threads, place.model, kv, more) for more in OUR_SETTINGS]
+    launches = [http_engine.launch_twostep(version, place.threads, place.model, kv, more) for more in OUR_SETTINGS]
     return [over_http(OURS, launch, size) for launch in launches]
 
 
 def peers(place: Place) -> Iterator[Contender | Missing]:
-    """All that can be started; of each other peer, why not."""
+    """All engines that can be started, and why the others cannot."""
     for peer, contenders in ((LLAMA, _llama), (OPENVINO, _openvino), (VLLM, _vllm)):
         try:
             yield from contenders(place)
@@ -91,7 +90,7 @@ def peers(place: Place) -> Iterator[Contender | Missing]:
 
 
 class NotThereError(EngineError):
-    """A peer is not installed."""
+    """An engine is not installed."""
 
     def __init__(self, missing: Missing) -> None:
         super().__init__(missing.reason)
@@ -99,18 +98,18 @@ class NotThereError(EngineError):
 
 
 def _llama(place: Place) -> list[Contender]:
-    """Its fastest kind of weights, as it comes and with short steps; then the same kind as ours."""
+    """Its fastest weight format with defaults and with short steps, then our weight format."""
     options = place.options
     folder = options.llama_dir or llama_programs(_python(LLAMA, None, place))
     version = options.llama_version or (programs_version(folder) if options.llama_dir else LLAMA.packages[0])
     best = requantise(folder, place.model, LLAMA_BEST, place.scratch)
     chosen = [*((best, settings) for settings in LLAMA_SETTINGS), (place.model, LLAMA_SETTINGS[0])]
-    launches = [llama_server.launch(folder, version, place.threads, model, more) for model, more in chosen]
+    launches = [http_engine.launch_llama_server(folder, version, place.threads, model, more) for model, more in chosen]
     return [over_http(LLAMA.name, launch, _llama_bytes(folder)) for launch in launches]
 
 
 def _llama_bytes(folder: Path) -> int:
-    """Its server and the libraries beside it, links not followed; its many other programs not counted."""
+    """Size of its server and the libraries beside it, without links and other programs."""
     files = [folder / "llama-server", *folder.glob("*.so*")]
     return sum(path.stat().st_size for path in files if path.is_file() and not path.is_symlink())
 
@@ -145,15 +144,21 @@ def _start_openvino(python: Path, place: Place, kind: str, tuning: Tuning) -> St
 def _vllm(place: Place) -> list[Contender]:
     python = _python(VLLM, place.options.vllm_python, place)
     found = _installed(python, VLLM.distribution)
-    model = vllm_server.hf_folder(python, place.model, place.folder / "models")
+    model = http_engine.hf_folder(python, place.model, place.folder / "models")
     version = f"{VLLM.distribution} {found['version']}"
-    launch = vllm_server.launch(python, version, place.threads, model, VLLM_SETTINGS)
+    launch = http_engine.launch_vllm(python, version, place.threads, model, VLLM_SETTINGS)
     return [over_http(VLLM.name, launch, found["bytes"])]
 
 
 def over_http(engine: str, launch: Launch, installed_bytes: int | None) -> Contender:
     return Contender(
-        engine, launch.name, launch.version, launch.file, told(launch), installed_bytes, partial(_start_http, launch)
+        engine,
+        launch.name,
+        launch.version,
+        launch.file,
+        shown_command(launch),
+        installed_bytes,
+        partial(_start_http, launch),
     )
 
 
@@ -162,8 +167,8 @@ def _start_http(launch: Launch) -> Started:
     return Started(engine, engine.pid, engine.start_s)
 
 
-def told(launch: Launch) -> str:
-    """The command as a result keeps it: files by their names, `python -c ...` by what it runs."""
+def shown_command(launch: Launch) -> str:
+    """The command for the result: file names without folders, `python -c ...` as the program it runs."""
     words = [Path(word).name if word.startswith("/") else word for word in launch.command]
     if "-c" in words[:2]:
         words[:3] = ["twostep"]
@@ -184,7 +189,7 @@ def _python(peer: Peer, given: Path | None, place: Place) -> Path:
 
 
 def _installed(python: Path, *packages: str, needed: bool = True) -> dict[str, Any]:
-    """`version` and `bytes`. Raises `EngineError` if it is `needed` and not there."""
+    """`version` and `bytes` of a package. Raises `EngineError` if it is `needed` and not installed."""
     command: Sequence[str] = [str(python), "-I", str(INSTALLED), *packages]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

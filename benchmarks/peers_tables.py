@@ -1,8 +1,8 @@
-"""Markdown tables of whole servers beside each other: the best of a row is bold, and it says if Twostep is behind."""
+"""Markdown tables that compare servers: the best value of a row is bold; rows in which Twostep is behind are marked."""
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.peers_rows import ROWS, Row
+from benchmarks.peers_serving import ROWS, Row
 from benchmarks.tables import TIMES, Json, number, provenance, table, with_spread
 
 NOTHING = ""
@@ -10,7 +10,7 @@ REASON_LENGTH = 80
 
 
 def readme(result: Json) -> str:
-    """One column an engine, but for Twostep: each row with the settings that the engine is best with."""
+    """One column per engine, but several for Twostep. Each row uses the best settings of the engine."""
     count = _ours(result)
     engines = list(dict.fromkeys(one["engine"] for one in result["columns"][count:]))
     groups = [[one] for one in result["columns"][:count]]
@@ -20,7 +20,7 @@ def readme(result: Json) -> str:
 
 
 def peers(result: Json) -> str:
-    """Each engine with each of its settings, with the spread of the runs; versions and commands below."""
+    """One column per engine and settings, with the spread of the runs; versions and commands below."""
     columns = result["columns"]
     shown = _table(result, [one["name"] for one in columns], [[one] for one in columns], spreads=True)
     return "\n\n".join([provenance(result), shown, _commands(columns), *_reasons(result["missing"])])
@@ -41,7 +41,7 @@ def _row(result: Json, name: str, groups: Sequence[Sequence[Json]], spreads: boo
     best = _best(row, (one for one in found if one))
     cells = [_cell(one, spreads, bold=one is not None and one == best) for one in found]
     other = _best(row, filter(None, found[_ours(result) :]))
-    return [row.text.format(**result["effort"]), *cells, _standing(row, found[0], other)]
+    return [row.text.format(**result["effort"]), *cells, _ratio_to_best(row, found[0], other)]
 
 
 def _best(row: Row, values: Iterable[Json]) -> Json | None:
@@ -59,8 +59,8 @@ def _cell(value: Json | None, spreads: bool, *, bold: bool) -> str:
     return with_spread(value).replace(text, shown, 1) if spreads and value["n"] > 1 else shown
 
 
-def _standing(row: Row, ours: Json | None, other: Json | None) -> str:
-    """How many times as good as the best other, however the row is counted: below 1, it is behind."""
+def _ratio_to_best(row: Row, ours: Json | None, other: Json | None) -> str:
+    """Ratio to the best other engine; below 1, Twostep is behind."""
     if ours is None or other is None:
         return NOTHING
     ratio = ours["median"] / other["median"]
@@ -69,7 +69,7 @@ def _standing(row: Row, ours: Json | None, other: Json | None) -> str:
 
 
 def _ours(result: Json) -> int:
-    """How many columns are Twostep's; the first of them is as it comes."""
+    """Number of Twostep columns; the first has default settings."""
     return sum(one["engine"] == result["columns"][0]["engine"] for one in result["columns"])
 
 

@@ -1,19 +1,17 @@
-"""The prefix cache on against off, where nothing can be found and where nine tenths of each prompt can."""
+"""Prefix cache on against off, without shared prefixes and with nine tenths of each prompt shared."""
 
 from dataclasses import dataclass
 from statistics import mean
 
-from benchmarks.jobs import Job
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
+from benchmarks.jobs import Job, prompt
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.serving_engines import Session
-from benchmarks.spread import Spread, spread
 from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.model.loaded import LoadedModel
 
 ANSWER = 8
-SEATS, BLOCKS = 16, 1024
+SLOTS_USED, BLOCKS = 16, 1024
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Effort:
     requests: int
     prompt: int
     shared: int
-    """Tokens that all prompts have in common where they have something in common: whole blocks."""
+    """Length of the shared prefix, in whole blocks."""
     runs: int
 
 
@@ -36,17 +34,17 @@ class PrefixPoint:
     shared: int
     prompt: int
     hit_rate: float
-    """Share of the prompts' tokens that were found, with the cache on."""
+    """Share of prompt tokens found with the cache on."""
     off: Spread
     on: Spread
     ratio: Spread
-    """On over off, of runs one after the other."""
+    """On / off, of consecutive runs."""
 
 
 def measure(model: LoadedModel, effort: Effort) -> list[PrefixPoint]:
-    """Two engines stay for all runs, so that the cache is full of earlier prompts, as it would be; they take turns."""
+    """Two engines take turns and are kept for all runs, so that the cache is full of earlier prompts."""
     engines = [
-        Engine(model, EngineConfig(max_num_seqs=SEATS, kv_blocks=BLOCKS, enable_prefix_caching=caching))
+        Engine(model, EngineConfig(max_num_seqs=SLOTS_USED, kv_blocks=BLOCKS, enable_prefix_caching=caching))
         for caching in (False, True)
     ]
     try:
@@ -57,7 +55,7 @@ def measure(model: LoadedModel, effort: Effort) -> list[PrefixPoint]:
 
 
 def _point(engines: list[Engine], effort: Effort, shared: int) -> PrefixPoint:
-    """The first run warms up and does not count."""
+    """The first run is a warm-up."""
     rates, hits = list[tuple[float, float]](), list[float]()
     for run in range(effort.runs + 1):
         (off, _), (on, hit) = (_run(engine, effort, shared, run) for engine in engines)
@@ -68,7 +66,7 @@ def _point(engines: list[Engine], effort: Effort, shared: int) -> PrefixPoint:
 
 
 def prefix_point(shared: int, prompt_tokens: int, rates: list[tuple[float, float]], hit_rate: float) -> PrefixPoint:
-    """`rates`: off and on of each run."""
+    """`rates`: rates off and on of each run."""
     off, on = zip(*rates, strict=True)
     return PrefixPoint(
         shared, prompt_tokens, hit_rate, spread(off), spread(on), spread([after / before for before, after in rates])
@@ -76,7 +74,7 @@ def prefix_point(shared: int, prompt_tokens: int, rates: list[tuple[float, float
 
 
 def _run(engine: Engine, effort: Effort, shared: int, run: int) -> tuple[float, float]:
-    """Rate and hit rate. What is shared is there before: a request of it alone came first."""
+    """Rate and hit rate. A request with only the shared prefix is served first, to fill the cache."""
     common = prompt(shared, "common", run)
     if shared:
         _serve(engine, [Job(common, 1)])

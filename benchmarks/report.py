@@ -1,7 +1,7 @@
-"""`python -m benchmarks.report`: writes the tables and plots of README and docs from the committed result files.
+"""`python -m benchmarks.report`: generates the tables and plots of README and docs from the committed result files.
 
-The text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated; everything around it is written by hand.
-Plots are whole files.
+Text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated, everything else is written by hand. Plots are
+separate files.
 """
 
 import re
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, clients_tables, peers_tables, results, scheduler_tables, serve_tables, tables
+from benchmarks import batching_tables, peers_tables, results, serve_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -19,20 +19,20 @@ NOT_MEASURED = "Not measured yet."
 
 
 class ReportError(TwostepError):
-    """A document lacks the marks of a generated part."""
+    """A document has no markers for a generated part."""
 
 
 def fill(text: str, name: str, body: str) -> str:
-    """`text` with the part called `name` replaced. Raises `ReportError` if it has no such part."""
+    """`text` with the generated part `name` replaced. Raises `ReportError` if there is no such part."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
-        raise ReportError(f"the document has no part between {begin} and {end}, or several")
+        raise ReportError(f"the document must have exactly one part between {begin} and {end}")
     return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
 
 
 def readme(folder: Path) -> str:
-    """Each machine's comparison on the default model; where there is none, what was measured of Twostep alone."""
+    """The comparison on the default model for each machine; without one, the results of Twostep alone."""
     compared = [(tables.peers(one["models"][0], spreads=False), one) for one in results.read("peers-model", folder)]
     alone = [(tables.prefill(one["prefill"]), one) for one in results.read("model", folder)]
     shown = [f"{table}\n\n{tables.provenance(one)}" for table, one in compared or alone]
@@ -83,7 +83,7 @@ def batching_peers(folder: Path) -> str:
 
 
 def scheduler(folder: Path) -> str:
-    return "\n\n".join(map(scheduler_tables.scheduler, results.read("scheduler", folder))) or NOT_MEASURED
+    return "\n\n".join(map(batching_tables.scheduler, results.read("scheduler", folder))) or NOT_MEASURED
 
 
 def serve_readme(folder: Path) -> str:
@@ -95,7 +95,7 @@ def serve(folder: Path) -> str:
 
 
 def clients(folder: Path) -> str:
-    return "\n\n".join(map(clients_tables.clients, results.read("clients", folder))) or NOT_MEASURED
+    return "\n\n".join(map(serve_tables.clients, results.read("clients", folder))) or NOT_MEASURED
 
 
 def peers(folder: Path) -> str:
@@ -121,11 +121,11 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
 )
-"""File, name of the part in it, what makes it."""
+"""File, name of the generated part, function that makes it."""
 
 
 def render(documents: Path = ROOT, folder: Path = results.FOLDER) -> dict[str, str]:
-    """The whole text of each document and plot as it should be, by path."""
+    """The full generated text of each document and plot, by path."""
     texts = {path: (documents / path).read_text() for path, _, _ in PARTS}
     for path, name, make in PARTS:
         texts[path] = fill(texts[path], name, make(folder))

@@ -1,12 +1,12 @@
-"""The folder of result files: one JSON file a machine and measurement, from which the tables are made."""
+"""Result files: one JSON file per machine and measurement, from which tables are generated."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.progress import say
-from twostep.errors import TwostepError
+from benchmarks.measurement import say
+from twostep.errors import ResultError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -14,18 +14,14 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "results"
 
 
-class ResultError(TwostepError):
-    """A result could not be written: names the file."""
-
-
 def check_writable(out: Path | None) -> None:
-    """Before minutes of measuring. Raises `ResultError`."""
+    """Checks `out` before the measurement. Raises `ResultError`."""
     if out is not None and not out.parent.is_dir():
         raise ResultError(f"--out {out}: no folder {out.parent}")
 
 
 def write(result: "DataclassInstance", name: str, out: Path | None, *, quick: bool) -> None:
-    """To `out` if given, else to standard output if `quick`, else to the folder as `name`."""
+    """Writes to `out` if given, otherwise to standard output if `quick`, otherwise to `name` in the folder."""
     text = json.dumps(rounded(asdict(result)), indent=1) + "\n"
     if out is None and quick:
         print(text, end="")
@@ -36,7 +32,7 @@ def write(result: "DataclassInstance", name: str, out: Path | None, *, quick: bo
 
 
 def rounded(value: Any) -> Any:
-    """The same with every float cut to five digits: no measurement here has more."""
+    """The value with every float rounded to five significant digits, the precision of the measurements."""
     match value:
         case float():
             return float(f"{value:.5g}")
@@ -48,5 +44,5 @@ def rounded(value: Any) -> Any:
 
 
 def read(kind: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
-    """The results of one kind (`model`, `peers-model`), by name of their files."""
+    """The results of one kind (`model`, `peers-model`), sorted by file name."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{kind}-*.json"))]

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.scheduler`: what scheduling costs, without kernels and beside them.
+"""`python -m benchmarks.scheduler`: cost of scheduling, with and without kernels.
 
-The result is one JSON file, from which `benchmarks.report` makes the tables of docs/batching.md.
+The result is a JSON file, from which `benchmarks.report` generates the tables of docs/batching.md.
 """
 
 import argparse
@@ -11,12 +11,11 @@ from pathlib import Path
 
 from benchmarks import command, host_share, machine, scheduler_costs
 from benchmarks.host_share import HostShare
-from benchmarks.progress import say
+from benchmarks.measurement import say
 from benchmarks.scheduler_costs import EventCost, StandingCost
-from twostep.store.cache import cached_files
-from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
+from twostep.store.catalogue import DEFAULT_MODEL, cached_files
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 LARGER_MODEL = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M"
 
@@ -33,12 +32,7 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = command.parser("scheduler", "Measures scheduling.").parse_args(arguments)
-    return command.run(
-        "scheduler",
-        options,
-        lambda: measure(options),
-        lambda result: f"scheduler-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("scheduler", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:
@@ -49,13 +43,13 @@ def measure(options: argparse.Namespace) -> Result:
 
 
 def _models(quick: bool) -> Iterator[tuple[Path, host_share.Effort]]:
-    """The default model; the larger one if its file is here, since it is not fetched by itself."""
-    yield resolve(DEFAULT_MODEL, Progress()), host_share.QUICK if quick else host_share.FULL
+    """The default model, and the larger one if its file is in the cache, as it cannot be fetched."""
+    yield resolve(DEFAULT_MODEL, FetchProgress()), host_share.QUICK if quick else host_share.FULL
     larger = [] if quick else [path for path in cached_files() if path.stem == LARGER_MODEL]
     for path in larger:
         yield path, host_share.LARGER
     if not (quick or larger):
-        say(f"{LARGER_MODEL} is not in the cache folder: left out")
+        say(f"{LARGER_MODEL} is not in the cache folder: skipped")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,31 @@
-"""What scheduling costs: a step in which all only decode, and what each request more that something happens to adds."""
+"""Cost of scheduling: steps that only decode, and the additional cost of each event of a request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean, median
 
-from benchmarks.progress import say
-from benchmarks.scheduling import Rig, Turn, step_ns
-from benchmarks.spread import Spread, spread
+from benchmarks.measurement import Spread, say, spread
+from benchmarks.scheduler_rig import Rig, Turn, step_ns
 from twostep.core.cost import StepShape
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.metrics.summary import percentile
 from twostep.settings import Settings
 
 CHUNKINGS = ("tokens", "time")
-"""A budget of tokens a step; one of time, whose model predicts and learns in every step."""
+"""Chunking by tokens, and by time, whose cost model predicts and learns in every step."""
 CONTEXT = 1000
 PROMPT = 300
-"""Tokens of the prompts of the requests that come, and of those that are preempted, about."""
+"""Approximate prompt length of arriving and preempted requests."""
 TOGETHER = 4
-"""Requests that something happens to in one step, where the benchmark can choose."""
+"""Requests with an event in the same step, where the benchmark can choose."""
 ANSWER = 12
-"""Tokens that those that come answer with, so that they are gone before the next come."""
+"""Answer length of arriving requests, which end before the next ones arrive."""
 LONG_PROMPT, CHUNK_TOKENS = 4096, 256
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How often is measured. `windows`: of 16 steps, in which every sequence begins one block."""
+    """Number of measurements. `windows`: windows of 16 steps, in which every sequence starts one block."""
 
     standing: tuple[int, ...]
     events_at: tuple[int, ...]
@@ -41,21 +40,21 @@ QUICK = Effort((16,), (16,), windows=2, episodes=2, rounds=2)
 
 @dataclass(frozen=True)
 class StandingCost:
-    """Steps in which `standing` sequences decode and nothing else happens, at contexts around 1000."""
+    """Steps with a decode batch of `standing` sequences and no other event, at contexts around 1000."""
 
     standing: int
     chunking: str
     us: Spread
-    """Mean over 16 steps; the median of a round's windows, over the rounds."""
+    """Mean over 16 steps; the median over the windows of a round, spread over rounds."""
     p99_us: Spread
-    """Of single steps."""
+    """p99 of single steps."""
     parts_us: dict[str, float]
-    """Of the mean: plan, advance, resolve."""
+    """Parts of the mean: plan, advance, resolve."""
 
 
 @dataclass(frozen=True)
 class EventCost:
-    """What one request adds to scheduling beside `standing` decodes, over all steps in which it makes a difference."""
+    """Additional scheduling cost of one request beside a decode batch of `standing`, over all affected steps."""
 
     event: str
     standing: int
@@ -64,7 +63,7 @@ class EventCost:
 
 
 def measure(effort: Effort) -> tuple[list[StandingCost], list[EventCost]]:
-    """Rounds go through all that is measured, so that whatever disturbs the machine disturbs all alike."""
+    """Every round measures all points, so that disturbances of the machine affect all points alike."""
     points = [(chunking, standing) for chunking in CHUNKINGS for standing in effort.standing]
     cases = [
         (chunking, standing, event)
@@ -92,7 +91,7 @@ def measure(effort: Effort) -> tuple[list[StandingCost], list[EventCost]]:
 
 
 def standing_cost(standing: int, chunking: str, rounds: list[list[Turn]]) -> StandingCost:
-    """Rounds of steps, a whole number of windows each."""
+    """`rounds`: steps of each round, a whole number of windows."""
     turns = [turn for turns in rounds for turn in turns]
     return StandingCost(
         standing=standing,
@@ -119,9 +118,10 @@ def _steady(chunking: str, standing: int, windows: int) -> list[Turn]:
 
 
 def _standing_rig(chunking: str, standing: int, steps: int, *, spare_tokens: int = LONG_PROMPT) -> Rig:
-    """`standing` sequences decode, as many at each place of a block, for at least `steps`, at contexts around 1000.
+    """A rig with a decode batch of `standing` sequences for at least `steps`, at contexts around 1000, evenly
+    distributed over block offsets.
 
-    Beside them a step has room for about `spare_tokens` of prompts, or for the time that they take.
+    A step also has room for about `spare_tokens` prompt tokens, or for their time.
     """
     first = CONTEXT - steps // 2
     blocks = 2 * (standing + TOGETHER) * blocks_for(first + steps + LONG_PROMPT)
@@ -150,23 +150,23 @@ def _settings(chunking: str, standing: int, spare_tokens: int, blocks: int) -> S
 
 
 def _queued(chunking: str, standing: int, episodes: int) -> list[float]:
-    """Takes a request on, before any step sees it."""
+    """Queues a request, before any step plans it."""
     rig = _standing_rig(chunking, standing, 1)
     return [mean(rig.arrive(PROMPT, ANSWER) for _ in range(TOGETHER)) for _ in range(episodes)]
 
 
 def _admitted(chunking: str, standing: int, episodes: int) -> list[float]:
-    """Gets seat and blocks and its whole prompt in one step, decodes from the next step on."""
+    """Gets a slot, blocks and its whole prefill in one step, and decodes from the next step on."""
     return [cost for cost, _ in _lives(chunking, standing, episodes)]
 
 
 def _finished(chunking: str, standing: int, episodes: int) -> list[float]:
-    """Gets its last token, its blocks go back; the next step tells the executor that it left."""
+    """Gets its last token and frees its blocks; the next step tells the executor that it left."""
     return [cost for _, cost in _lives(chunking, standing, episodes)]
 
 
 def _lives(chunking: str, standing: int, episodes: int) -> list[tuple[float, float]]:
-    """Requests come and go together: what each added when it was admitted, and when it finished."""
+    """Requests arrive and finish together: the additional cost of each at admission, and at its end."""
     steps = BLOCK_TOKENS + ANSWER + 4
     rig = _standing_rig(chunking, standing, episodes * steps)
     return [_life(rig, steps - BLOCK_TOKENS) for _ in range(episodes)]
@@ -177,9 +177,9 @@ def _life(rig: Rig, steps: int) -> tuple[float, float]:
     for _ in range(TOGETHER):
         rig.arrive(PROMPT, ANSWER)
     turns = [rig.turn() for _ in range(steps)]
-    came = next(i for i, turn in enumerate(turns) if len(turn.plan.admissions) == TOGETHER)
-    went = next(i for i, turn in enumerate(turns) if len(turn.resolved.finished) == TOGETHER)
-    return _added_ns(turns[came : came + 2], plain_ns), _added_ns(turns[went : went + 2], plain_ns)
+    admitted = next(i for i, turn in enumerate(turns) if len(turn.plan.admissions) == TOGETHER)
+    finished = next(i for i, turn in enumerate(turns) if len(turn.resolved.finished) == TOGETHER)
+    return _added_ns(turns[admitted : admitted + 2], plain_ns), _added_ns(turns[finished : finished + 2], plain_ns)
 
 
 def _added_ns(turns: list[Turn], plain_ns: float) -> float:
@@ -187,7 +187,7 @@ def _added_ns(turns: list[Turn], plain_ns: float) -> float:
 
 
 def _chunked(chunking: str, standing: int, episodes: int) -> list[float]:
-    """One slice of a prompt that is cut: of long prompts in mid-prefill, several at a time."""
+    """One chunk of a prompt, with several long prompts in prefill."""
     rig = _standing_rig(chunking, standing, 4 * episodes + BLOCK_TOKENS, spare_tokens=CHUNK_TOKENS)
     plain_ns = median(rig.turn().total_ns for _ in range(BLOCK_TOKENS))
     costs: list[float] = []
@@ -202,21 +202,21 @@ def _chunked(chunking: str, standing: int, episodes: int) -> list[float]:
 
 
 def _preempted(chunking: str, standing: int, episodes: int) -> list[float]:
-    """Gives its blocks back so that those who came before it can go on."""
+    """Loses its blocks so that earlier requests can continue."""
     return [_preemption(chunking, standing) for _ in range(episodes)]
 
 
 def _preemption(chunking: str, standing: int) -> float:
-    """All begin a block in the same step: with too few blocks for that, less with enough, by those preempted."""
-    held = standing * blocks_for(PROMPT)
-    roomy = _step_of_new_blocks(chunking, standing, 2 * held)
-    tight = _step_of_new_blocks(chunking, standing, held + max(2, held // 50))
-    assert not roomy.plan.preemptions, "enough blocks were not enough"
+    """All sequences start a block in the same step. Cost with too few blocks minus cost with enough, per preemption."""
+    used = standing * blocks_for(PROMPT)
+    roomy = _step_of_new_blocks(chunking, standing, 2 * used)
+    tight = _step_of_new_blocks(chunking, standing, used + max(2, used // 50))
+    assert not roomy.plan.preemptions, "preempted despite enough blocks"
     return (tight.total_ns - roomy.total_ns) / len(tight.plan.preemptions)
 
 
 def _step_of_new_blocks(chunking: str, standing: int, blocks: int) -> Turn:
-    """The step after all came, with their last block full."""
+    """The step after all requests were admitted with their last block full."""
     rig = Rig(_settings(chunking, standing, LONG_PROMPT, blocks))
     for _ in range(standing):
         rig.arrive(blocks_for(PROMPT) * BLOCK_TOKENS, 4 * BLOCK_TOKENS, arrived=True)
@@ -232,6 +232,6 @@ EVENTS: dict[str, Callable[[str, int, int], list[float]]] = {
     "finished": _finished,
     "preempted": _preempted,
 }
-"""By name: what one request adds, ns, in each of so many episodes."""
+"""By name: additional cost of one request in ns, for each episode."""
 TIMED_EVENTS = ("admitted", "chunked")
-"""Those that ask the time model, measured with it as well."""
+"""Events that use the cost model, which are measured with chunking by time as well."""

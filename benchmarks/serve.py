@@ -1,7 +1,7 @@
-"""`python -m benchmarks.serve`: what the server costs over the engine alone.
+"""`python -m benchmarks.serve`: overhead of the server compared with the engine alone.
 
-Tokens per second over HTTP beside `LLM` in process, what is added to the first token's time, `/health` while a long
-prompt is computed, start and memory. One JSON file, from which `benchmarks.report` makes the table of docs/serving.md.
+Measures tokens per second over HTTP and through `LLM`, overhead on the first token, `/health` during a long prefill,
+start time and memory. The result is a JSON file, from which `benchmarks.report` generates the table of docs/serving.md.
 """
 
 import sys
@@ -12,14 +12,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks import command, machine, serving_front, serving_rates
-from benchmarks.progress import say
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.server_process import Pair, Server
 from benchmarks.serving_front import Health, Idle
 from benchmarks.serving_rates import Rates
-from benchmarks.spread import Spread, spread
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ QUICK = Effort(serving_rates.QUICK, serving_front.QUICK, starts=1)
 
 @dataclass(frozen=True)
 class Start:
-    """The file being in the system's page cache; megabytes when ready."""
+    """Start with the file in the page cache; memory in MB when ready."""
 
     ready_s: Spread
     front_mb: Spread
@@ -48,7 +47,7 @@ class Result:
     machine: machine.Machine
     model: str
     flags: str
-    """Of the server, `LLM` alike."""
+    """Flags of the server; `LLM` uses the same settings."""
     rates: Rates
     idle: Idle
     health: Health
@@ -57,17 +56,12 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = command.parser("serve", "Measures the server.").parse_args(arguments)
-    return command.run(
-        "serve",
-        options,
-        lambda: measure(QUICK if options.quick else FULL),
-        lambda result: f"serve-{machine.slug(result.machine.cpu)}.json",
-    )
+    return command.run("serve", options, lambda: measure(QUICK if options.quick else FULL))
 
 
 def measure(effort: Effort) -> Result:
-    """Clients have a process of their own, begun afresh, so that it shares nothing with the engine in this one."""
-    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, Progress())
+    """Clients run in a separate, spawned process, which shares nothing with the engine in this process."""
+    surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, FetchProgress())
     start = _starts(path, effort.starts)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as clients:
         with Server(path, serving_rates.FLAGS) as server:

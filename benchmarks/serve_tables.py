@@ -1,14 +1,14 @@
-"""A Markdown table of what the server costs, with the targets beside it."""
+"""Markdown tables of what the server costs, and of load generators compared."""
 
-from benchmarks.scheduler_tables import percent
+from benchmarks.batching_tables import percent
 from benchmarks.tables import Json, number, provenance, table, with_spread
 
 LEAST_RATIO = 0.92
-"""Of the tokens per second in process."""
+"""Share of the tokens per second in process."""
 MOST_ADDED_MS = 3
 MOST_HEALTH_P99_MS = 20
 MOST_START_S = 1
-"""About: `serve` is to be ready in about a second."""
+"""Approximate target for the start of `serve`."""
 
 
 def serve(result: Json) -> str:
@@ -17,7 +17,7 @@ def serve(result: Json) -> str:
 
 
 def readme(result: Json) -> str:
-    """The rows that have a target."""
+    """The rows with a target."""
     rows = [row for row in _rows(result) if row[2]]
     return f"{table(['', 'measured', 'target'], rows)}\n\n{provenance(result)}"
 
@@ -68,4 +68,27 @@ def _start_rows(start: Json, rates: Json) -> list[list[str]]:
         ["start of the process to ready, s", with_spread(start["ready_s"]), f"about {MOST_START_S}"],
         ["resident when ready, MB: front end, engine", memory, ""],
         [f"resident after {rates['requests']} requests, MB: front end, engine", after, ""],
+    ]
+
+
+CLIENT_ROWS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT (the others' ITL)", "e2e_ms": "E2E (request latency)"}
+
+
+def clients(result: Json) -> str:
+    load = result["load"]
+    names = [" ".join(filter(None, (one["name"], one["version"]))) for one in result["clients"]]
+    rows = [row for key, title in CLIENT_ROWS.items() for row in _client_rows(result["clients"], key, title)]
+    how = (
+        f"`twostep serve {result['model']}` without prefix cache, {load['streams']} streams, {load['requests']} "
+        f"completions of {load['input_tokens']} prompt and {load['output_tokens']} answer tokens, {load['runs']} runs "
+        "of each in turn. Means over requests, in ms; the median of the runs, and the least and greatest."
+    )
+    return "\n\n".join([how, table(["", *names], rows), provenance(result)])
+
+
+def _client_rows(clients: list[Json], key: str, title: str) -> list[list[str]]:
+    """Values reported by each client, and by the server for the same requests."""
+    return [
+        [title, *(with_spread(one[key]) for one in clients)],
+        ["by the server", *(with_spread(one["server"][key]) for one in clients)],
     ]

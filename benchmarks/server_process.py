@@ -1,19 +1,21 @@
-"""`twostep serve` as a user starts it: when it is ready, what memory and CPU time its two processes take."""
+"""`twostep serve` as a user starts it: when it is ready, and the memory and CPU time of its processes."""
 
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from benchmarks.errors import EngineError
 from benchmarks.loading import COMMAND
+from benchmarks.measurement import EngineError
 from twostep.server.options import SETTINGS
 
 READY = re.compile(r"at http://127\.0\.0\.1:(\d+), ready for requests")
@@ -21,15 +23,17 @@ START_LIMIT_S, END_LIMIT_S = 60, 10
 
 
 class Pair(NamedTuple):
-    """Something of each process."""
+    """A value for each process."""
 
     front: float
     engine: float
 
 
 class Server:
-    """Started with these flags and with nothing that the environment sets. Raises `EngineError` if it does not start.
-    `with` ends it."""
+    """A server started with these flags, without settings from the environment. A context manager that ends it.
+
+    Raises `EngineError` if it does not start.
+    """
 
     def __init__(self, model: Path, flags: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server ends
@@ -45,14 +49,14 @@ class Server:
         )
         self.port = self._wait_until_ready()
         self.ready_s = perf_counter() - started
-        """From the start of the process to the line that says so."""
+        """From the start of the process to the line that reports readiness."""
 
     def resident_bytes(self) -> Pair:
-        """File pages of the model included."""
+        """Resident memory, including file pages of the model."""
         return Pair(*(resident_bytes(Path(f"/proc/{pid}/status").read_text()) for pid in self._pids()))
 
     def cpu_s(self) -> Pair:
-        """Since their start, in user and system mode, all threads."""
+        """User and system CPU time of all threads since the start."""
         return Pair(*(cpu_s(Path(f"/proc/{pid}/stat").read_text()) for pid in self._pids()))
 
     def __enter__(self) -> Self:
@@ -73,7 +77,7 @@ class Server:
         self._errors.close()
 
     def _wait_until_ready(self) -> int:
-        """The port."""
+        """Returns the port."""
         assert self._process.stdout is not None
         limit = Timer(START_LIMIT_S, self._process.kill)
         limit.start()
@@ -90,22 +94,56 @@ class Server:
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2] or "nothing"
         self.close()
-        return EngineError(f"twostep serve: ended with exit code {self._process.returncode}, last said: {said}")
+        return EngineError(f"twostep serve: ended with exit code {self._process.returncode}, last output: {said}")
 
     def _pids(self) -> tuple[int, int]:
-        """The front, and the engine, which is its only child."""
+        """The front end and the engine, its only child."""
         front = self._process.pid
         [engine] = Path(f"/proc/{front}/task/{front}/children").read_text().split()
         return front, int(engine)
 
 
 def resident_bytes(status: str) -> float:
-    """Of the kernel's text on a process."""
+    """Resident memory from /proc/PID/status."""
     [kib] = re.findall(r"^VmRSS:\s*(\d+) kB$", status, re.MULTILINE)
     return int(kib) * 1024.0
 
 
 def cpu_s(stat: str) -> float:
-    """The same; names of processes may have spaces and brackets."""
+    """CPU time from /proc/PID/stat; the process name may contain spaces and parentheses."""
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of several processes in bytes. `pss` counts shared pages once, including file pages of a model."""
+
+    pss: int
+    rss: int
+
+
+def memory(pid: int, proc: Path = PROC) -> Memory:
+    """Memory of the process and its descendants; ended processes count as 0."""
+    texts = list[str]()
+    for one in descendants(pid, proc):
+        with suppress(OSError):
+            texts.append((proc / str(one) / "smaps_rollup").read_text())
+    return Memory(*(sum(_bytes(text, name) for text in texts) for name in ("Pss", "Rss")))
+
+
+def descendants(pid: int, proc: Path = PROC) -> Iterator[int]:
+    """The process, then its descendants."""
+    yield pid
+    for listed in (proc / str(pid) / "task").glob("*/children"):
+        with suppress(OSError):
+            for child in listed.read_text().split():
+                yield from descendants(int(child), proc)
+
+
+def _bytes(smaps: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB$", smaps, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0

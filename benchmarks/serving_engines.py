@@ -1,4 +1,4 @@
-"""What is asked of every engine that serves, and how Twostep answers."""
+"""The interface of engines that serve requests, and its implementation by Twostep."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,30 +15,30 @@ from twostep.model.loaded import LoadedModel
 
 
 class ServingEngine(Protocol):
-    """One engine with one weight file. Greedy choice; no request finds another's prefix."""
+    """An engine with one weight file; greedy sampling, no shared prefixes."""
 
     name: str
     version: str
     file: str
 
     def closed(self, jobs: Sequence[Job], outstanding: int) -> Served:
-        """Serves all jobs, `outstanding` at a time: the next is asked when one is complete. Raises `EngineError`."""
+        """Serves all jobs, `outstanding` at a time; submits the next when one is complete. Raises `EngineError`."""
         ...
 
     def interrupt(self, stall: Stall) -> Served:
-        """Serves the streams and, from when each has `after` tokens, the newcomer. Raises `EngineError`."""
+        """Serves the streams, and the newcomer once each stream has `after` tokens. Raises `EngineError`."""
         ...
 
     def close(self) -> None:
-        """Ends what the engine keeps running."""
+        """Stops the engine."""
         ...
 
 
 class Twostep:
-    """In this process. Each measurement has a new engine, so that none finds another's memory or threads."""
+    """Twostep in this process. Each measurement uses a new engine with its own memory and threads."""
 
     def __init__(self, model: LoadedModel, version: str, name: str = "Twostep", **settings: Any) -> None:
-        """`settings`: of `EngineConfig`."""
+        """`settings`: keywords of `EngineConfig`."""
         self.name, self.version, self.file = name, version, model.path.name
         self._model, self._config = model, EngineConfig(**settings)
 
@@ -62,7 +62,7 @@ class Twostep:
             return session.served()
 
     def close(self) -> None:
-        """Nothing runs between measurements."""
+        """Nothing to stop."""
 
     @contextmanager
     def _session(self) -> "Iterator[Session]":
@@ -74,7 +74,7 @@ class Twostep:
 
 
 class Session:
-    """Asks an engine and notes when tokens came. All on its clock; times are of its steps' ends."""
+    """Submits requests to an engine and records token times, which are the ends of its steps."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -84,7 +84,7 @@ class Session:
         self._outputs: dict[str, RequestOutput] = {}
 
     def ask(self, job: Job) -> str:
-        """Streams, text included, as a server would."""
+        """Submits a streamed request, with text, as a server does."""
         now = monotonic_ns()
         params = SamplingParams(temperature=0.0, max_tokens=job.tokens, ignore_eos=True)
         id_ = self.engine.submit(job.prompt, params, stream=True)
@@ -100,7 +100,7 @@ class Session:
                     self._outputs[event.id] = event
 
     def served(self) -> Served:
-        """In the order of asking; all have to be complete."""
+        """Traces in the order of submission; all requests must be complete."""
         return Served([_trace(asked, self._outputs[id_]) for id_, asked in self._asked_ns.items()])
 
 

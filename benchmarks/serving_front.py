@@ -1,4 +1,4 @@
-"""What the front end adds to the first token's time when nothing else goes on, and `/health` while a prefill runs."""
+"""Overhead of the front end on the first token of an idle server, and latency of `/health` during a prefill."""
 
 import json
 import random
@@ -7,13 +7,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from benchmarks import http_load
-from benchmarks.completions import asks
-from benchmarks.errors import EngineError
 from benchmarks.http_client import Reply
-from benchmarks.http_load import Ask
-from benchmarks.jobs import Job
-from benchmarks.progress import say
-from benchmarks.prompts import prompt
+from benchmarks.http_load import Ask, asks
+from benchmarks.jobs import Job, prompt
+from benchmarks.measurement import EngineError, say
 from twostep.metrics.summary import Summary, summarise
 
 WORDS = ("river", "stone", "morning", "letter", "garden", "window", "music", "winter", "people", "because", "under")
@@ -41,21 +38,22 @@ class Idle:
     first_byte: Summary
     """From connecting to the first byte of the reply's body."""
     added: Summary
-    """That without connecting and the engine's time, from the beginning of its first step to the first token."""
+    """`first_byte` without connecting and without the engine time from the start of the first step to the first
+    token."""
     connecting: Summary
     before_step: Summary
-    """Of what is added: from the request's arrival to the first step. The rest is the way there, and back."""
+    """Part of `added`: from the arrival of the request to the first step. The rest is the way in and out."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """`/health`, asked again 10 ms after each answer, each time with a connection of its own."""
+    """Latency of `/health`, requested 10 ms after each answer, on a new connection each time."""
 
     prefill: int
-    """Tokens of the prompt that is computed meanwhile."""
+    """Tokens of the prompt computed meanwhile."""
     latency: Summary
     client_cores: float
-    """What the client that asks takes of one CPU."""
+    """CPU use of the client, in CPUs."""
 
 
 def measure_idle(clients: Executor, port: int, effort: Effort) -> Idle:
@@ -80,7 +78,7 @@ def idle(words: int, replies: Sequence[Reply]) -> Idle:
 
 
 def measure_health(clients: Executor, port: int, effort: Effort) -> Health:
-    """Raises `EngineError` if one answer was not 200, the prefill's included."""
+    """Raises `EngineError` if any answer is not 200."""
     loads = []
     for run in range(effort.runs):
         [ask] = asks([Job(prompt(effort.prefill, "health", run), 1)])
@@ -92,14 +90,14 @@ def measure_health(clients: Executor, port: int, effort: Effort) -> Health:
 
 
 def _probes_s(replies: Sequence[Reply]) -> list[float]:
-    """The first is the prefill's own."""
+    """Latencies of all replies but the first, which belongs to the prefill."""
     for reply in replies:
         reply.body()
     return [reply.last_s - reply.asked_s for reply in replies[1:]]
 
 
 def summary_ms(seconds: Iterable[float]) -> Summary:
-    """In milliseconds. Raises `EngineError` for no values."""
+    """Summary in milliseconds. Raises `EngineError` without values."""
     found = summarise(1000 * value for value in seconds)
     if found is None:
         raise EngineError("nothing was measured")

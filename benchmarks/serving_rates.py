@@ -1,4 +1,4 @@
-"""Output tokens per second over HTTP, and of the same requests through `LLM` in this process."""
+"""Output tokens per second over HTTP, and through `LLM` in this process for the same requests."""
 
 import os
 from collections.abc import Sequence
@@ -9,12 +9,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from benchmarks import http_load
-from benchmarks.completions import asks
-from benchmarks.errors import EngineError
+from benchmarks.http_load import asks
 from benchmarks.jobs import Job, serving
-from benchmarks.progress import say
+from benchmarks.measurement import EngineError, Spread, say, spread
 from benchmarks.server_process import Pair, Server
-from benchmarks.spread import Spread, spread
 from twostep.engine.params import SamplingParams
 from twostep.llm import LLM
 
@@ -24,7 +22,7 @@ SETTINGS: dict[str, Any] = {
 FLAGS = (
     "--max-num-seqs", "16", "--max-num-batched-tokens", "1024", "--chunking", "tokens=512", "--kv-memory", "512MiB",
 )  # fmt: skip
-"""The same settings for `LLM` and for the server, so that the same engine serves."""
+"""The same settings for `LLM` and for the server."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ QUICK = Effort(requests=3, outstanding=2, runs=1)
 
 
 class Http(NamedTuple):
-    """One run. Shares are of the time of all CPUs."""
+    """One run over HTTP. Shares are of the time of all CPUs."""
 
     tokens_per_s: float
     client: float
@@ -50,24 +48,24 @@ class Http(NamedTuple):
 
 @dataclass(frozen=True)
 class Rates:
-    """`requests` by `outstanding` clients, each asking anew when its answer is whole. Output tokens per second."""
+    """`requests` requests by `outstanding` clients in a closed loop. Output tokens per second."""
 
     requests: int
     outstanding: int
     llm: Spread
     http: Spread
     ratio: Spread
-    """HTTP to `LLM`, of runs one after the other."""
+    """HTTP / `LLM`, of consecutive runs."""
     cpu_client: Spread
-    """Share of the time of all CPUs that the clients took while HTTP was measured; the next two likewise."""
+    """Share of the time of all CPUs used by the clients over HTTP; likewise for the next two fields."""
     cpu_front: Spread
     cpu_engine: Spread
     resident_mb: tuple[float, float]
-    """Front and engine after the last run."""
+    """Front end and engine after the last run."""
 
 
 def measure(clients: Executor, path: Path, effort: Effort) -> Rates:
-    """Both in turns, the first to go changing; each run with a new engine that has answered something before."""
+    """Both take turns in alternating order; each run uses a new, warmed-up engine."""
     llm, http = list[float](), list[Http]()
 
     def in_process(jobs: Sequence[Job]) -> None:
@@ -109,7 +107,7 @@ def through_llm(path: Path, jobs: Sequence[Job], effort: Effort) -> float:
 
 
 def _serve(llm: LLM, jobs: Sequence[Job], outstanding: int) -> int:
-    """As a server's clients ask: the next when one is complete. How many tokens came."""
+    """Serves jobs in a closed loop. Returns the number of output tokens."""
     left = [(job.prompt, SamplingParams(temperature=0.0, max_tokens=job.tokens, ignore_eos=True)) for job in jobs]
     left.reverse()
     tokens = 0
@@ -123,7 +121,7 @@ def _serve(llm: LLM, jobs: Sequence[Job], outstanding: int) -> int:
 
 
 def over_http(clients: Executor, path: Path, jobs: Sequence[Job], effort: Effort) -> Http:
-    """A server of its own. Raises `EngineError` unless every answer has its length."""
+    """Measures a new server. Raises `EngineError` unless all answers have their full length."""
     with Server(path, FLAGS) as server:
         clients.submit(http_load.closed_loop, server.port, asks(_warm_up(effort)), effort.outstanding).result()
         before = server.cpu_s()
@@ -131,7 +129,7 @@ def over_http(clients: Executor, path: Path, jobs: Sequence[Job], effort: Effort
         after, resident = server.cpu_s(), server.resident_bytes()
     tokens = sum(reply.timings()["predicted_n"] for reply in load.replies)
     if tokens != (expected := sum(job.tokens for job in jobs)):
-        raise EngineError(f"twostep serve: gave {tokens} tokens instead of {expected}")
+        raise EngineError(f"twostep serve: generated {tokens} tokens instead of {expected}")
     wall_s = max(reply.last_s for reply in load.replies) - min(reply.asked_s for reply in load.replies)
     cpus_s = load.wall_s * len(os.sched_getaffinity(0))
     front, engine = after.front - before.front, after.engine - before.engine
@@ -139,5 +137,5 @@ def over_http(clients: Executor, path: Path, jobs: Sequence[Job], effort: Effort
 
 
 def _warm_up(effort: Effort) -> list[Job]:
-    """As many short answers at a time, so that nothing is the first time."""
+    """As many concurrent short answers, as a warm-up."""
     return [Job(job.prompt, 4) for job in serving(-1, effort.outstanding)]

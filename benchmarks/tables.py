@@ -1,4 +1,4 @@
-"""Markdown tables of results. Reads the JSON files' values as they are; computes nothing but ratios."""
+"""Markdown tables of results; computes nothing but ratios."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """A Markdown table; the first column is left-aligned, the others right-aligned."""
     lines = [head, [":--", *["--:"] * (len(head) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def provenance(result: Json) -> str:
-    """Machine, date, commit and command: what a number is worth nothing without."""
+    """Machine, date, commit and command of a result."""
     machine = result["machine"]
     commit = (machine["commit"] or "unknown")[:7] + (", modified" if machine["modified"] else "")
     busy = f" **Not quiet: others used {machine['busy']:.0%} of it.**" if machine["busy"] > BUSY_LIMIT else ""
@@ -26,7 +26,7 @@ def provenance(result: Json) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, more only before the point."""
+    """Three significant digits; more only before the decimal point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -38,7 +38,7 @@ def with_spread(rate: Json) -> str:
 
 
 def peers(comparison: Json, *, spreads: bool) -> str:
-    """Twostep first, then the others, then what Twostep reaches of the best of them, all in tokens per second."""
+    """Tokens per second of Twostep, of the others, and the ratio to the best of them."""
     ours, *others = comparison["engines"]
     engines = [engine["engine"] for engine in comparison["engines"]]
     head = [f"{comparison['model']}, tokens/s", *engines, "of the best other"]
@@ -63,7 +63,7 @@ _PART_HEADS = tuple(f"{part}, ms" for part in PARTS)
 
 
 def prefill(points: list[Json]) -> str:
-    """Times are of the whole prompt."""
+    """Prefill table; times are of the whole prompt."""
     head = ["prefill", "tokens/s", *_PART_HEADS, "linear, % of int8 peak", "attention, % of FMA peak"]
     return table(head, [_prefill_row(point) for point in points])
 
@@ -74,7 +74,7 @@ def _prefill_row(point: Json) -> list[str]:
 
 
 def decode(points: list[Json]) -> str:
-    """Times are of one step."""
+    """Decode table; times are of one step."""
     limits = ["linear, % of int8 peak", "attention, % of FMA peak", "bytes, % of bandwidth"]
     head = [f"batch {TIMES} context", "tokens/s", *_PART_HEADS, *limits]
     return table(head, [_decode_row(point) for point in points])

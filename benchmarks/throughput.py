@@ -1,12 +1,11 @@
-"""64 requests of mixed lengths, 16 at a time, by every engine on the same cores in the same run."""
+"""Throughput of 64 requests of mixed lengths, 16 at a time, on every engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.jobs import Job, serving
-from benchmarks.progress import say
+from benchmarks.measurement import Spread, say, spread
 from benchmarks.serving_engines import ServingEngine
-from benchmarks.spread import Spread, spread
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Throughput:
 
 
 def measure(engines: Sequence[ServingEngine], effort: Effort) -> list[Throughput]:
-    """Engines take turns. Before, each serves as many short answers at a time, so that nothing is the first time."""
+    """Engines take turns. Each first serves as many short answers at a time, as a warm-up."""
     for engine in engines:
         engine.closed([Job(job.prompt, 4) for job in serving(-1, effort.outstanding)], effort.outstanding)
     rates: dict[str, list[float]] = {engine.name: [] for engine in engines}

@@ -1,18 +1,18 @@
-"""When each request's tokens came, and what that says: throughput, gaps between tokens, time to the first."""
+"""Arrival times of the tokens of each request, and derived figures: throughput, gaps, time to first token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from benchmarks.errors import EngineError
-from benchmarks.spread import Spread, spread
+from benchmarks.measurement import EngineError, Spread, spread
 from twostep.metrics.summary import percentile
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One request on any one clock, in seconds. `tokens` can be more than times: some servers send several at once."""
+    """One request, in seconds of any clock. `tokens` may exceed the number of times, as servers may send several at
+    once."""
 
     asked_s: float
     tokens: int
@@ -21,13 +21,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class Served:
-    """Requests served together; the newcomer last, if there is one."""
+    """Requests served together; the newcomer, if any, is last."""
 
     traces: Sequence[Trace]
 
     @property
     def wall_s(self) -> float:
-        """From the first asked to the last token."""
+        """From the first request to the last token."""
         return max(trace.token_s[-1] for trace in self.traces) - min(trace.asked_s for trace in self.traces)
 
     @property
@@ -37,19 +37,20 @@ class Served:
 
 @dataclass(frozen=True)
 class Gaps:
-    """What streams felt while one more prompt was computed, and what that prompt felt. Over several runs."""
+    """Latency of streams while a further prompt is computed, and of that prompt; over several runs."""
 
     before_ms: Spread
-    """Median gap between the streams' tokens until the newcomer is there."""
+    """Median gap between tokens of the streams before the newcomer arrives."""
     longest_ms: Spread
-    """Of the gaps that overlap the newcomer's wait for its first token."""
+    """Over gaps that overlap the wait of the newcomer for its first token."""
     p99_ms: Spread
     ttft_ms: Spread
-    """Of the newcomer."""
+    """TTFT of the newcomer."""
 
 
 def gaps(runs: Sequence[Served]) -> Gaps:
-    """Raises `EngineError` if a stream ended before the newcomer's first token: it saw only part of the wait."""
+    """Raises `EngineError` if a stream ended before the first token of the newcomer, as it covers only part of the
+    wait."""
     before, during = zip(*map(_stream_gaps_ms, runs), strict=True)
     newcomers = [run.traces[-1] for run in runs]
     return Gaps(
@@ -61,11 +62,11 @@ def gaps(runs: Sequence[Served]) -> Gaps:
 
 
 def _stream_gaps_ms(run: Served) -> tuple[list[float], list[float]]:
-    """Gaps that ended before the newcomer was there, and those that overlap its wait."""
+    """Gaps that ended before the newcomer arrived, and gaps that overlap its wait."""
     *streams, newcomer = run.traces
     arrived, answered = newcomer.asked_s, newcomer.token_s[0]
     if any(stream.token_s[-1] < answered for stream in streams):
-        raise EngineError("a stream ended before the newcomer's first token; it needs more tokens")
+        raise EngineError("a stream ended before the first token of the newcomer; it needs more tokens")
     pairs = [pair for stream in streams for pair in pairwise(stream.token_s)]
     before = [1000 * (b - a) for a, b in pairs if b < arrived]
     during = [1000 * (b - a) for a, b in pairs if b >= arrived and a <= answered]

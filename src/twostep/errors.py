@@ -1,23 +1,23 @@
-"""The errors a user is meant to read: one line that names the thing and what is allowed."""
+"""Errors for users: one line that names the problem and what is allowed."""
 
 
 class TwostepError(Exception):
-    """Base of every error that Twostep raises for bad input or surroundings."""
+    """Base class of all errors that Twostep raises for bad input or a bad environment."""
 
 
 class ModelFileError(TwostepError):
-    """A weight file, tokenizer or template that cannot be used: names the file and the tensor, key or offset in it."""
+    """A weight file, tokenizer or template cannot be used: names the file and the tensor, key or offset."""
 
 
 class FetchError(TwostepError):
-    """A model could not be brought here: no network, no space, wrong hash, unknown name."""
+    """A model could not be fetched: no network, no space, wrong hash, unknown name."""
 
 
 class InvalidParameterError(TwostepError):
-    """A parameter outside what is allowed: names it, its value and what is allowed."""
+    """A parameter has an invalid value: names it, its value and what is allowed."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        """`param` is the parameter's bare name, for callers that report it apart, as OpenAI's error object does."""
+        """`param`: the name of the parameter, for callers that report it separately, as OpenAI's error object does."""
         super().__init__(message)
         self.param = param
 
@@ -27,7 +27,7 @@ class ContextLengthError(InvalidParameterError):
 
 
 class MemoryPlanError(TwostepError):
-    """Weights, activations and KV cache do not fit into memory, or too little is left: shows the arithmetic."""
+    """Weights, activations and KV cache do not fit into memory: shows the calculation."""
 
 
 class UnsupportedError(InvalidParameterError):
@@ -39,28 +39,28 @@ class BlockImportError(TwostepError):
 
 
 class SamplingError(TwostepError):
-    """No token can be chosen for one row: says whether logits, mask, penalties or a token id forbid it."""
+    """No token can be sampled for a row: says whether logits, mask, penalties or a token id are the cause."""
 
 
 class RecordingError(TwostepError):
-    """A recording that cannot be read or carried out: names the file, the line and the field."""
+    """A recording cannot be read or replayed: names the file, the line and the field."""
 
 
 class WorkloadError(TwostepError):
-    """A workload that cannot be read or changed as asked: names the file, the line and the field."""
+    """A workload cannot be read or changed: names the file, the line and the field."""
 
 
 class ResultError(TwostepError):
-    """A result of a benchmark that cannot be read or written: names the file and the field."""
+    """A benchmark result cannot be read or written: names the file and the field."""
 
 
 class EngineDiedError(TwostepError):
-    """The engine's process ended while somebody needed it."""
+    """The engine process ended while it was in use."""
 
 
 class WorkerFailedError(TwostepError):
-    """A helper process of this machine did not start or broke: no fault of the request that needed it."""
+    """A helper process on this machine did not start or failed; not caused by the request."""
 
 
 class TargetError(TwostepError):
-    """A server that cannot be measured: names its URL and what it said, or what is missing."""
+    """A server cannot be measured: names its URL and its message, or what is missing."""

@@ -1,4 +1,4 @@
-"""Input that is read more than once: a regular file, a pipe, or standard input."""
+"""Input files that can be read more than once: regular files, pipes, standard input."""
 
 import io
 import os
@@ -14,10 +14,10 @@ CHUNK_BYTES = 1 << 16
 
 
 class InputFile:
-    """Opens from the beginning as often as needed. `-` is standard input.
+    """A file that can be opened from the beginning any number of times. `-` is standard input.
 
-    What is not a regular file gives its bytes only once: they are kept in an unnamed temporary file as they are read.
-    Raises `OSError` that names the file.
+    The bytes of a pipe, which can be read only once, are copied to an unnamed temporary file as they are read.
+    Raises `OSError` naming the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,11 +29,11 @@ class InputFile:
             self._kept = _Kept(path.open("rb"))
 
     def open(self) -> BinaryIO:
-        """At the beginning; the caller closes it. Several may be open at a time."""
+        """Opens the file at the beginning. Several may be open at a time. The caller closes it."""
         return self.path.open("rb") if self._kept is None else io.BufferedReader(_Reader(self._kept), CHUNK_BYTES)
 
     def is_file_at(self, path: Path) -> bool:
-        """Whether `path` names the regular file that is read here."""
+        """Whether `path` is the same regular file."""
         return self._kept is None and path.exists() and path.samefile(self.path)
 
     def __str__(self) -> str:
@@ -41,18 +41,18 @@ class InputFile:
 
 
 class _Kept:
-    """A stream and what was read of it."""
+    """A stream and a copy of the bytes read from it."""
 
     def __init__(self, source: BinaryIO) -> None:
         self._source = source
-        self._copy: BinaryIO = TemporaryFile(buffering=0)  # noqa: SIM115  lives as long as this does
+        self._copy: BinaryIO = TemporaryFile(buffering=0)  # noqa: SIM115  lives as long as this object
         self._size = 0
         finalize(self, self._copy.close)
         if source is not sys.stdin.buffer:
             finalize(self, source.close)
 
     def read_at(self, start: int, most: int) -> bytes:
-        """Empty at the end. `start` is at most where a reader has come to."""
+        """Reads at most `most` bytes from `start`, which must not exceed the bytes read so far. Empty at the end."""
         if start == self._size:
             data = self._source.read1(most)  # type: ignore[attr-defined]
             self._size += self._copy.write(data)
@@ -61,7 +61,7 @@ class _Kept:
 
 
 class _Reader(io.RawIOBase):
-    """One pass."""
+    """One pass over the input."""
 
     def __init__(self, kept: _Kept) -> None:
         self._kept, self._at = kept, 0

@@ -22,8 +22,8 @@ from twostep.engine.text.conversation import Message, read_messages
 from twostep.errors import InvalidParameterError, TwostepError
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel, open_model
-from twostep.store.progress import Progress
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 Prompt = str | Sequence[int]
 """Text, in which the text of a control token is that token; or token ids."""
@@ -59,7 +59,7 @@ class LLM:
 
     def __init__(self, model: str | Path = "smollm2-135m", **settings: Any) -> None:
         config = EngineConfig.of(settings)
-        self._engine = Engine(open_model(resolve(str(model), Progress())), config)
+        self._engine = Engine(open_model(resolve(str(model), FetchProgress())), config)
         self._shared = SharedEngine(self._engine)
         self._submitted = Call()
         self._running = Lock()

@@ -1,4 +1,4 @@
-"""Several processes: how child processes of this Python are started, and what a fork must leave alone."""
+"""Child processes: how they are started, and which objects a fork must not use."""
 
 import os
 import sys
@@ -21,31 +21,30 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 
 
 class ForkedError(TwostepError):
-    """An object was used in a forked child of the process that it belongs to."""
+    """An object was used in a forked child of its process."""
 
 
 # --- child processes ----------------------------------------------------------------------------------------------
 
 
 def python(*arguments: str) -> list[str]:
-    """The command that runs this Python without the working directory and the script's folder in its import path.
+    """The command that runs this Python without the working directory and the script folder in its import path.
 
-    Start it with `environment()`, which keeps them out of `PYTHONPATH` too.
+    Use it with `environment()`, which also removes them from `PYTHONPATH`.
     """
     return [sys.executable, "-P", *arguments]
 
 
 def twostep_module(name: str, *arguments: str) -> list[str]:
-    """`python` for a module of this very package, wherever it was imported from; no other `twostep` can take its
-    place."""
+    """`python` for a module of this package, from where it was imported; another installed `twostep` is never used."""
     return python("-c", _RUN, str(Path(twostep.__file__)), name, *arguments)
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment and `more`, for a child that runs Python.
+    """The environment of this process and `more`, for a child that runs Python.
 
-    Entries of `PYTHONPATH` that depend on the working directory are left out: the empty one, `.`, and other relative
-    paths. `PYTHONSAFEPATH` is for what the child starts in turn.
+    Removes entries of `PYTHONPATH` that depend on the working directory: empty ones, `.`, and other relative paths.
+    `PYTHONSAFEPATH` covers processes that the child starts.
     """
     variables = {**os.environ, **(more or {}), "PYTHONSAFEPATH": "1"}
     if fixed := [folder for folder in _python_path(variables) if os.path.isabs(folder)]:
@@ -56,7 +55,7 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def forget_relative_paths() -> None:
-    """Removes from `sys.path` what relative entries of `PYTHONPATH` put there. For commands: they run in any folder."""
+    """Removes relative entries of `PYTHONPATH` from `sys.path`. For commands, which run in any folder."""
     relative = [folder for folder in _python_path(os.environ) if not os.path.isabs(folder)]
     unwanted = {"", *map(os.path.abspath, relative)} if relative else {""}
     sys.path[:] = [folder for folder in sys.path if folder not in unwanted]
@@ -71,7 +70,7 @@ def _python_path(variables: Mapping[str, str]) -> list[str]:
 
 
 class Owner:
-    """Marks the process that made an object with threads, pipes or children, which do not follow into a fork."""
+    """The process that owns an object with threads, pipes or children, which do not survive a fork."""
 
     def __init__(self, what: str) -> None:
         """`what` names the object in errors, such as "this LLM"."""
@@ -80,37 +79,37 @@ class Owner:
 
     @property
     def here(self) -> bool:
-        """Whether this is that process, not a fork of it."""
+        """Whether this is the owning process, not a fork of it."""
         return os.getpid() == self._pid
 
     def check(self) -> None:
         """Raises `ForkedError` in a fork."""
         if not self.here:
             raise ForkedError(
-                f"{self._what} belongs to process {self._pid}, which made it, and cannot be used in its forked child "
-                f"{os.getpid()}: make another one in the child, or start children with the multiprocessing method "
+                f"{self._what} belongs to process {self._pid} and cannot be used in its forked child "
+                f"{os.getpid()}: create another one in the child, or start children with the multiprocessing method "
                 "'spawn'"
             )
 
 
-class _File(Protocol):
+class _Descriptor(Protocol):
     @property
     def closed(self) -> bool: ...
 
     def fileno(self) -> int: ...
 
 
-_private: "WeakSet[_File]" = WeakSet()
+_private: "WeakSet[_Descriptor]" = WeakSet()
 
 
-def keep_from_forks(file: _File) -> None:
-    """From now on a forked child has the null device in place of `file`: it can neither read what comes for its parent,
-    nor write there what the parent had not written yet, nor keep the other end open."""
+def keep_from_forks(file: _Descriptor) -> None:
+    """Replaces `file` by the null device in forked children: they cannot read input of their parent, write its buffered
+    output, or keep the other end open."""
     _private.add(file)
 
 
 def _cut_off() -> None:
-    """In a forked child. Descriptors are replaced, not closed: their numbers would be given to other files."""
+    """Runs in a forked child. Replaces descriptors instead of closing them, as their numbers would be reused."""
     if not _private:
         return
     null = os.open(os.devnull, os.O_RDWR)

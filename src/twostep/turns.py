@@ -1,10 +1,10 @@
-"""Threads that mostly wait, beside threads that compute without a pause.
+"""Shorter scheduler time slices for threads that mostly wait, beside threads that compute without pause.
 
-Kernels keep every core busy. A thread that wakes to take in a step's result, or to write a token to a client, waits
-until the system's next look at who runs: up to 4 ms, on many machines as long as the step itself. Linux from 6.12 on
-lets a thread ask for shorter turns (`sched_setattr(2)`, `sched_runtime`); who has shorter ones gets a core at once when
-it wakes. It is no more of the processor, only sooner, and needs no privilege. A client that measures on the same cores
-does well to have them too: else it waits, and takes that for the server's time.
+Kernels keep every core busy. A thread that wakes to handle the result of a step, or to write a token to a client, waits
+for the next scheduler tick: up to 4 ms, on many machines as long as the step itself. Since Linux 6.12, a thread can
+request shorter time slices (`sched_setattr(2)`, `sched_runtime`) and then gets a core as soon as it wakes. It gets no
+more CPU time, only earlier, and needs no privilege. A client that measures on the same cores needs them too; otherwise
+its own waiting appears as time of the server.
 """
 
 import ctypes
@@ -12,16 +12,16 @@ import os
 import platform
 
 SHORT_TURN_NS = 600_000
-"""Long enough for a token's way to its client (0.4 ms of work): whoever needs longer than its turn waits again. Shorter
-than the turns that others have, 0.7 ms on one core, 1.4 ms on two, 2.8 ms on eight and more."""
+"""Long enough to deliver a token to its client (0.4 ms of work), as a thread that exceeds its slice waits again.
+Shorter than the default slices: 0.7 ms on one core, 1.4 ms on two, 2.8 ms on eight or more."""
 
 _NUMBER = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
-"""Of the system call: not every C library has a function for it."""
+"""System call numbers; not every C library has a wrapper."""
 _RESET_ON_FORK = 1
 
 
 class _Attributes(ctypes.Structure):
-    """The kernel's `struct sched_attr`, first version."""
+    """The first version of the kernel's `struct sched_attr`."""
 
     _fields_ = [
         ("size", ctypes.c_uint32),
@@ -36,9 +36,10 @@ class _Attributes(ctypes.Structure):
 
 
 def take_short_turns() -> bool:
-    """For the calling thread; threads and processes that it starts have ordinary turns.
+    """Requests short time slices for the calling thread; threads and processes that it starts get the default.
 
-    Whether the system took it: an older Linux ignores it, others do not know it. All works without, only later.
+    Returns whether the system accepted the request. Older Linux versions ignore it, other systems do not support it;
+    everything works without, with more latency.
     """
     number = _NUMBER.get(platform.machine())
     if (

@@ -82,7 +82,7 @@ def test_a_line_of_several_prompts_is_one_answer(model: LoadedModel, tmp_path: P
 def test_a_line_with_a_prompt_that_is_refused_asks_for_none_of_its_prompts(model: LoadedModel, tmp_path: Path) -> None:
     requests = written(tmp_path / "in", [completion("a", ["one", "two", "word " * 2000, "three"]), completion("b")])
     engine = FakeEngine(model)
-    with pytest.raises(UnansweredError, match=r"^1 of 2 answers are errors"):
+    with pytest.raises(UnansweredError, match=r"^1 of 2 answers in .* are errors"):
         answer_file(requests, tmp_path / "out", lambda: engine, ["m"])
     assert engine.submitted == ["1.0", "1.1", "2.0"]
     assert engine.aborted == ["1.0", "1.1"]
@@ -120,7 +120,7 @@ def test_a_bad_body_is_answered_as_such_and_the_others_go_on(model: LoadedModel,
         completion("good"),
     ]
     out = tmp_path / "out"
-    with pytest.raises(UnansweredError, match=r"^7 of 8 answers are errors, see .*out; the first: line 1: temperature"):
+    with pytest.raises(UnansweredError, match=r"^7 of 8 answers in .*out are errors; first: line 1: temperature"):
         answer_file(written(tmp_path / "in", lines), out, lambda: FakeEngine(model), ["m"])
     answers = answers_in(out)
     status = {id_: answer["response"]["status_code"] for id_, answer in answers.items()}
@@ -184,23 +184,23 @@ def test_a_second_run_answers_only_what_is_left(model: LoadedModel, tmp_path: Pa
 def test_errors_of_earlier_runs_are_told_again(model: LoadedModel, tmp_path: Path) -> None:
     lines = [completion("a"), completion("b", temperature="hot"), completion("c", top_p=3)]
     requests, out = written(tmp_path / "in", lines), tmp_path / "out"
-    told = "2 of 3 answers are errors, see .*out; the first: line 2: temperature is 'hot'; .*retry-errors asks again"
+    told = "2 of 3 answers in .*out are errors; first: line 2: temperature is 'hot'; .*retry-errors repeats them"
     for load in (lambda: FakeEngine(model), never):
         with pytest.raises(UnansweredError, match=told):
             answer_file(requests, out, load, ["m"])
-    with pytest.raises(UnansweredError, match=r"^2 of 4 answers are errors"):
+    with pytest.raises(UnansweredError, match=r"^2 of 4 answers in .* are errors"):
         answer_file(written(tmp_path / "in", [*lines, completion("d")]), out, lambda: FakeEngine(model), ["m"])
 
 
 def test_errors_are_asked_again_if_so_wished(model: LoadedModel, tmp_path: Path) -> None:
     requests, out = tmp_path / "in", tmp_path / "answers"
     lines = [completion("a"), completion("b", model="other"), completion("c", seed=13), completion("d")]
-    with pytest.raises(UnansweredError, match=r"^2 of 4 answers are errors"):
+    with pytest.raises(UnansweredError, match=r"^2 of 4 answers in .* are errors"):
         answer_file(written(requests, lines), out, lambda: FakeEngine(model), ["m"])
     out.chmod(0o640)
     good = [line for line in out.read_bytes().splitlines(keepends=True) if b'"status_code": 200' in line]
     engine = FakeEngine(model)
-    with pytest.raises(UnansweredError, match=r"^1 of 4 answers are errors, .*; the first: line 3: bad luck"):
+    with pytest.raises(UnansweredError, match=r"^1 of 4 answers in .* are errors; first: line 3: bad luck"):
         answer_file(requests, out, lambda: engine, ["m", "other"], retry_errors=True)
     assert engine.submitted == ["2.0", "3.0"]
     assert out.read_bytes().startswith(b"".join(good))
@@ -277,7 +277,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(
     assert answers_in(tmp_path / "out").keys() == set("bcd")
     message = capsys.readouterr().err
     assert message.startswith("twostep: stopped at 3/4 requests, ")
-    assert message.endswith(f"the same command goes on from what {tmp_path / 'out'} has\n")
+    assert message.endswith(f"the same command resumes with the answers in {tmp_path / 'out'}\n")
 
 
 WRITE_FOR_EVER = """
@@ -330,12 +330,12 @@ def test_kv_memory_is_a_share_or_a_size(text: str, meaning: dict[str, float]) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--temperature", "0.5"], "--temperature has no meaning with --file: its lines say what they ask for"),
-        (["--max-tokens", "5"], "--max-tokens has no meaning with --file: its lines say what they ask for"),
-        (["Why?"], "PROMPT has no meaning with --file: its lines say what they ask for"),
-        (["--raw"], "--raw has no meaning with --file: its lines say what they ask for"),
-        (["--stats"], "--executor and --stats are for a single prompt, not for --file"),
-        (["--threads", "0"], "--threads is 0; it has to be at least 1"),
+        (["--temperature", "0.5"], "--temperature cannot be used with --file: each line of the file sets it"),
+        (["--max-tokens", "5"], "--max-tokens cannot be used with --file: each line of the file sets it"),
+        (["Why?"], "PROMPT cannot be used with --file: each line of the file sets it"),
+        (["--raw"], "--raw cannot be used with --file: each line of the file sets it"),
+        (["--stats"], "--executor and --stats cannot be used with --file"),
+        (["--threads", "0"], "--threads is 0; it must be at least 1"),
         (["--kv-memory", "2"], f"--kv-memory is '2'; {KV_MEMORY}"),
         (["--kv-memory", "2 GiBs"], f"--kv-memory is '2 GiBs'; {KV_MEMORY}"),
         (["--kv-memory", "0"], f"--kv-memory is '0'; {KV_MEMORY}"),
@@ -354,11 +354,11 @@ def test_options_that_a_file_makes_void(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--file", "x"], "--file and --out need each other"),
-        (["--out", "x"], "--file and --out need each other"),
-        (["Why?", "--served-model-name", "x"], "--served-model-name is for --file"),
-        (["Why?", "--max-num-seqs", "3"], "--max-num-seqs is for --file"),
-        (["Why?", "--kv-memory", "1GB"], "--kv-memory is for --file"),
+        (["--file", "x"], "--file and --out must be given together"),
+        (["--out", "x"], "--file and --out must be given together"),
+        (["Why?", "--served-model-name", "x"], "--served-model-name needs --file"),
+        (["Why?", "--max-num-seqs", "3"], "--max-num-seqs needs --file"),
+        (["Why?", "--kv-memory", "1GB"], "--kv-memory needs --file"),
     ],
 )
 def test_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,13 +11,11 @@ from support.hostile import DONE, Answer, Peer, asked, delta, event, listing, se
 
 from twostep.bench.client.address import base_url
 from twostep.bench.client.client import Ask, connect
-from twostep.bench.client.counting import Arrival, spread, token_times
-from twostep.bench.client.failed import MAX_DETAIL, FailureError
-from twostep.bench.client.outcome import Counting, FailureKind, Outcome
-from twostep.bench.client.reply import StreamReply
-from twostep.bench.client.sse import ERROR, Event, SseParser
+from twostep.bench.client.event_stream import ERROR, Event, SseParser
+from twostep.bench.client.outcome import MAX_DETAIL, Counting, FailureError, FailureKind, Outcome
+from twostep.bench.client.reply import ChunkArrival, StreamReply, spread, token_times
 from twostep.bench.client.target import Target
-from twostep.bench.load.record import Server
+from twostep.bench.load.run_record import Server
 from twostep.errors import InvalidParameterError, TargetError
 
 THREE = [text(" a"), text(" b"), text(" c", "length")]
@@ -73,10 +71,10 @@ def test_events_have_a_kind_of_their_own() -> None:
 # --- counting -----------------------------------------------------------------------------------------------------
 
 
-def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | None = None) -> list[Arrival]:
+def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | None = None) -> list[ChunkArrival]:
     """At 0, 10, 20 ... ns."""
     said: list[int | None] = [*stated] if stated else [None] * len(characters)
-    return [Arrival(10 * i, n, i in mute, said[i]) for i, n in enumerate(characters)]
+    return [ChunkArrival(10 * i, n, i in mute, said[i]) for i, n in enumerate(characters)]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +97,7 @@ def arrivals(*characters: int, mute: tuple[int, ...] = (), stated: list[int] | N
         (arrivals(4), 0, (0,), Counting.ASSUMED),
     ],
 )
-def test_times_of_tokens(chunks: list[Arrival], total: int | None, times: tuple[int, ...], counted: Counting) -> None:
+def test_token_times(chunks: list[ChunkArrival], total: int | None, times: tuple[int, ...], counted: Counting) -> None:
     assert token_times(chunks, total) == (times, counted)
 
 
@@ -261,11 +259,11 @@ TOO_MANY = b'{"error": {"message": "the queue\\nis full", "type": "queue_full"}}
 @pytest.mark.parametrize(
     ("answer", "kind", "detail", "tokens"),
     [
-        (then(*THREE[:2]), FailureKind.DROPPED, "closed before the reply was whole", 2),
-        (then(*THREE), FailureKind.DROPPED, "closed before the reply was whole", 3),
+        (then(*THREE[:2]), FailureKind.DROPPED, "closed before the reply was complete", 2),
+        (then(*THREE), FailureKind.DROPPED, "closed before the reply was complete", 3),
         (stream(*THREE[:2]), FailureKind.DROPPED, "without finish_reason", 2),
-        (raw(b""), FailureKind.DROPPED, "closed before the reply was whole", 0),
-        (raw(b"HTTP/1.1 200"), FailureKind.DROPPED, "closed before the reply was whole", 0),
+        (raw(b""), FailureKind.DROPPED, "closed before the reply was complete", 0),
+        (raw(b"HTTP/1.1 200"), FailureKind.DROPPED, "closed before the reply was complete", 0),
         (raw(OK_HEAD + b"Content-Length: 500\r\n\r\ndata: "), FailureKind.DROPPED, "closed", 0),
         (raw(b"SSH-2.0-OpenSSH\r\n", hang=True), FailureKind.GARBAGE, "not HTTP: b'SSH-2.0", 0),
         (raw(b"\0" * 100000), FailureKind.GARBAGE, "not HTTP", 0),
@@ -276,12 +274,12 @@ TOO_MANY = b'{"error": {"message": "the queue\\nis full", "type": "queue_full"}}
         (then(THREE[0], b"data: {broken\n\n"), FailureKind.GARBAGE, "not JSON", 1),
         (then(b"data: \xff\xfe\n\n"), FailureKind.GARBAGE, "not JSON", 0),
         (then(b"data: " + b"[" * 100_000 + b"\n\n"), FailureKind.GARBAGE, "not JSON", 0),
-        (then(b"data: [1]\n\n"), FailureKind.GARBAGE, "no JSON object", 0),
-        (then(event({"hello": 1})), FailureKind.GARBAGE, "another form", 0),
-        (then(event({"choices": [{"text": 5}]})), FailureKind.GARBAGE, "another form", 0),
-        (then(event({"choices": 5})), FailureKind.GARBAGE, "another form", 0),
-        (then(event({"choices": [None]})), FailureKind.GARBAGE, "another form", 0),
-        (then(event({"choices": [], "usage": {"completion_tokens": -1}})), FailureKind.GARBAGE, "another form", 0),
+        (then(b"data: [1]\n\n"), FailureKind.GARBAGE, "not a JSON object", 0),
+        (then(event({"hello": 1})), FailureKind.GARBAGE, "malformed chunk", 0),
+        (then(event({"choices": [{"text": 5}]})), FailureKind.GARBAGE, "malformed chunk", 0),
+        (then(event({"choices": 5})), FailureKind.GARBAGE, "malformed chunk", 0),
+        (then(event({"choices": [None]})), FailureKind.GARBAGE, "malformed chunk", 0),
+        (then(event({"choices": [], "usage": {"completion_tokens": -1}})), FailureKind.GARBAGE, "malformed chunk", 0),
         (then(b"data: " + b"x" * (1 << 20)), FailureKind.GARBAGE, "an event of more than", 0),
         (then(THREE[0], event({"error": {"message": "out of memory"}})), FailureKind.ERROR, "out of memory", 1),
         (then(event({"error": "plain"})), FailureKind.ERROR, "plain", 0),
@@ -290,9 +288,9 @@ TOO_MANY = b'{"error": {"message": "the queue\\nis full", "type": "queue_full"}}
         (then(THREE[0], b'error: {"code": 500, "message": "old"}\n\n'), FailureKind.ERROR, "old", 1),
         (then(event({"choices": [CHOICE, CHOICE]})), FailureKind.GARBAGE, "choices 0, 0 in a chunk", 0),
         (then(THREE[0], event({"choices": [{**CHOICE, "index": 1}]})), FailureKind.GARBAGE, "choices 1 in", 1),
-        (stream(THREE[0], usage(10**15, 3)), FailureKind.GARBAGE, "1000000000000000 is no number of tokens", 1),
-        (stream(THREE[0], usage(1, 1, cached_tokens=1 << 31)), FailureKind.GARBAGE, "is no number of tokens", 1),
-        (then(THREE[0], content_encoding="gzip"), FailureKind.GARBAGE, "content encoding gzip, where identity", 0),
+        (stream(THREE[0], usage(10**15, 3)), FailureKind.GARBAGE, "1000000000000000 is not a token count", 1),
+        (stream(THREE[0], usage(1, 1, cached_tokens=1 << 31)), FailureKind.GARBAGE, "is not a token count", 1),
+        (then(THREE[0], content_encoding="gzip"), FailureKind.GARBAGE, "content encoding gzip, although identity", 0),
         (then(b"\x1f", status="500 No", content_encoding="GZIP"), FailureKind.STATUS, "500: (encoded as gzip)", 0),
         (then(THREE[0], content_type="text/event-streamX"), FailureKind.GARBAGE, "text/event-streamX instead", 0),
         (then(TOO_MANY, status="429 Too Many", retry_after="7"), FailureKind.OVERLOADED, "429, Retry-After 7: the", 0),
@@ -412,9 +410,9 @@ def test_what_the_client_has_to_set_itself_is_refused() -> None:
         Target("http://host", extra={"n": 2, "stream": False})
     with pytest.raises(InvalidParameterError, match="header"):
         Target("http://host", headers={"X": "a\nb"})
-    with pytest.raises(InvalidParameterError, match="headers name host"):
+    with pytest.raises(InvalidParameterError, match="headers contain host"):
         Target("http://host", headers={"Host": "other"})
-    with pytest.raises(InvalidParameterError, match="token ids need the endpoint completions"):
+    with pytest.raises(InvalidParameterError, match="token ids need --endpoint completions"):
         Target("http://host", endpoint="chat").request(Server("", "chat", "small"), [1, 2], 1)
 
 
@@ -449,13 +447,13 @@ def test_where_the_api_is(url: str, base: str) -> None:
     "url", ["host:8000", "ftp://host", "http://", "http://[::1", "http://h:x", "http://h/v1?a=1", ""]
 )
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(InvalidParameterError, match="it has to be like"):
+    with pytest.raises(InvalidParameterError, match="it must be like"):
         base_url(url)
 
 
 @pytest.mark.parametrize("url", ["http://user:secret@host", "user:secret@host", "http://user:secret@host:x"])
 def test_a_password_in_the_url_is_not_shown(url: str) -> None:
-    with pytest.raises(InvalidParameterError, match="without user and password") as caught:
+    with pytest.raises(InvalidParameterError, match="credentials by --api-key") as caught:
         base_url(url)
     assert "secret" not in str(caught.value)
 
@@ -491,14 +489,14 @@ def test_a_named_model_is_asked_whatever_is_listed() -> None:
 @pytest.mark.parametrize(
     ("listed", "status", "problem"),
     [
-        (TWO, "200 OK", r"lists 2 models \(a, b\); name the one to be asked \(--model\)"),
+        (TWO, "200 OK", r"lists 2 models \(a, b\); choose one \(--model\)"),
         ({"data": []}, "200 OK", "lists 0 models"),
         ({"data": [{"id": "a\x1b[2J"}, {"id": "b" * 9999}]}, "200 OK", r"2 models \(a\ufffd\[2J, b{200,300}…\)"),
         ({}, "404 Not Found", r"/models: status 404: {}; name the model \(--model\)"),
-        ([], "200 OK", r"no list of models.*; name the model \(--model\)"),
+        ([], "200 OK", r"not a list of models.*; name the model \(--model\)"),
         ({}, "503 Service Unavailable", r"/models: status 503: {}$"),
         ({}, "302 Found", "302, Location /elsewhere"),
-        ({"data": [5]}, "200 OK", "no list of models"),
+        ({"data": [5]}, "200 OK", "not a list of models"),
         ("x" * (5 << 20), "200 OK", "more than 4194304 bytes"),
     ],
 )
@@ -512,7 +510,7 @@ def test_no_server_at_all() -> None:
         async with serving(stream()) as url:
             return url
 
-    with pytest.raises(TargetError, match="/v1: Connection refused; no server runs there"):
+    with pytest.raises(TargetError, match="/v1: Connection refused; no server is running there"):
         asyncio.run(connect(Target(asyncio.run(unused()))))
 
 
@@ -529,5 +527,5 @@ def test_a_server_without_tls() -> None:
         async with listening:
             await connect(Target(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"))
 
-    with pytest.raises(TargetError, match=r"/models: no TLS connection: .*; does the server speak https\?"):
+    with pytest.raises(TargetError, match=r"/models: no TLS connection: .*; does the server use https\?"):
         asyncio.run(connecting())

@@ -15,17 +15,25 @@ from support.bench_runs import MS, S, outcome, queue, result, run
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind, Outcome
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.record import Closed, End
+from twostep.bench.load.run_record import Closed, End
 from twostep.bench.load.sweep import Ending, Search, Verdict
 from twostep.bench.report import run_figures as report_run
-from twostep.bench.report.cdf import POINTS
-from twostep.bench.report.figure import evenly
-from twostep.bench.report.loads import latency_figure, rates_figure, tokens_figure
-from twostep.bench.report.page import report, write_report
-from twostep.bench.report.result import Result, Run, Step
-from twostep.bench.report.svg_axis import Axis, LogAxis, axis, fitting_axis
-from twostep.bench.report.svg_plane import Plane, Series, labelled_lines, spread, staircase
-from twostep.bench.report.table import aligned, ms, number, percent, result_lines, run_lines
+from twostep.bench.report.comparison_figures import POINTS, latency_figure, rates_figure, tokens_figure
+from twostep.bench.report.html_page import report, write_report
+from twostep.bench.report.plot import (
+    Axis,
+    LogAxis,
+    Plane,
+    Series,
+    axis,
+    evenly,
+    fitting_axis,
+    labelled_lines,
+    spread,
+    staircase,
+)
+from twostep.bench.report.result import EngineStep, Result, Run
+from twostep.bench.report.text_report import aligned, ms, number, percent, result_lines, run_lines
 from twostep.errors import ResultError
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary
@@ -56,7 +64,7 @@ def test_a_run_in_the_terminal() -> None:
     assert list(run_lines(by_hand())) == [
         "server    http://127.0.0.1:8000/v1 completions, model small (of twostep)",
         "workload  chat: 4 requests, 400 tokens in (64 in shared prefixes), 8 out",
-        "load      open loop, 4 requests/s asked, 1 due, begun 2026-11-29 12:00:00 UTC",
+        "load      open loop, 4 requests/s requested, 1 offered, started 2026-11-29 12:00:00 UTC",
         "result    3 of 4 requests served in 4 s",
         "",
         "ms     mean    p50    p90    p99    max  of",
@@ -66,10 +74,10 @@ def test_a_run_in_the_terminal() -> None:
         "E2E   240.0  260.0  292.0  299.2  300.0  3 requests",
         "",
         "served      0.75 requests/s",
-        "tokens in   74 /s of prompts, counted by the server for 1 of 3, 64 tokens of them from its prefix cache",
-        "tokens out  1.75 /s; 7 came, spread over chunks by their text in 1 of 3 replies",
+        "tokens in   74 /s, counted by the server for 1 of 3, 64 of them from its prefix cache",
+        "tokens out  1.75 /s; 7 received, spread over chunks by text length in 1 of 3 replies",
         "goodput     0.5 requests/s, 50.0% of requests, with TTFT <= 200 ms, ITL <= 60 ms",
-        "failed      1 connection dropped, such as: after 1 token",
+        "failed      1 connection dropped, for example: after 1 token",
         "sent late   p50 0.0, p99 0.0, max 0.0 ms",
     ]
 
@@ -77,12 +85,12 @@ def test_a_run_in_the_terminal() -> None:
 def test_how_tokens_were_counted_is_told_case_by_case() -> None:
     ways = [Counting.STATED, Counting.ASSUMED, Counting.ASSUMED, Counting.SPREAD]
     lines = {way: _tokens_out(outcome(0, 0, S, counted=way)) for way in Counting}
-    assert lines[Counting.STATED].endswith("1 came, counted by the server chunk by chunk")
-    assert lines[Counting.SPREAD].endswith("1 came, spread over chunks by their text in 1 of 1 replies")
-    assumed = "each chunk taken for one token, as the server gave no total,"
-    assert lines[Counting.ASSUMED].endswith(f"1 came, {assumed} in 1 of 1 replies")
+    assert lines[Counting.STATED].endswith("1 received, counted by the server for each chunk")
+    assert lines[Counting.SPREAD].endswith("1 received, spread over chunks by text length in 1 of 1 replies")
+    assumed = "counted as one per chunk, as the server gave no total,"
+    assert lines[Counting.ASSUMED].endswith(f"1 received, {assumed} in 1 of 1 replies")
     mixed = _tokens_out(*(outcome(i, i * S, (i + 1) * S, counted=way) for i, way in enumerate(ways)))
-    assert mixed.endswith(f"spread over chunks by their text in 1 of 4 replies, {assumed} in 2 of 4 replies")
+    assert mixed.endswith(f"spread over chunks by text length in 1 of 4 replies, {assumed} in 2 of 4 replies")
 
 
 def _tokens_out(*outcomes: Outcome) -> str:
@@ -95,7 +103,7 @@ def test_what_was_not_measured_is_a_dash_and_never_zero() -> None:
     lines = list(run_lines(failed))
     assert "TTFT     -    -    -    -    -  0 requests" in lines
     assert "served      - requests/s" in lines
-    assert "tokens out  - /s; none came whole" in lines
+    assert "tokens out  - /s; no complete answer" in lines
     compared = [line for line in result_lines(result(failed, failed)) if line.split()[:1] == ["4"]]
     assert [line.split() for line in compared] == [["4", "1", "0", "3", *["-"] * 8]] * 2
 
@@ -104,7 +112,7 @@ def test_failures_are_told_by_kind_with_what_the_first_said() -> None:
     kinds = [FailureKind.DROPPED, FailureKind.STATUS, FailureKind.STATUS, FailureKind.EMPTY]
     failed = [outcome(i, 0, failure=Failure(kind, f"n{i}" * (i < 3))) for i, kind in enumerate(kinds)]
     lines = [line[12:] for line in run_lines(run(failed)) if line.startswith("failed")]
-    assert lines == ["2 HTTP status, such as: n1", "1 connection dropped, such as: n0", "1 no token"]
+    assert lines == ["2 HTTP status, for example: n1", "1 connection dropped, for example: n0", "1 no token"]
 
 
 def test_a_client_that_was_late_is_warned_of() -> None:
@@ -120,9 +128,12 @@ def test_a_client_that_was_late_is_warned_of() -> None:
     [
         ([(95, None), (105, 90)], []),
         ([(None, 700)], []),
-        ([(106, None)], ["prompts have another length than asked: the server counts 106 tokens, not 100"]),
-        ([(50, 0), (100, 0)], ["prompts have another length than asked: the server counts 150 tokens, not 200"]),
-        ([(100, 101), (100, 100)], ["the server contradicts itself: more cached than prompt tokens in 1 of 2 replies"]),
+        ([(106, None)], ["prompt lengths differ from the workload: the server counts 106 tokens instead of 100"]),
+        ([(50, 0), (100, 0)], ["prompt lengths differ from the workload: the server counts 150 tokens instead of 200"]),
+        (
+            [(100, 101), (100, 100)],
+            ["inconsistent server: it reports more cached than prompt tokens in 1 of 2 replies"],
+        ),
     ],
 )
 def test_counts_that_cannot_be_or_are_not_those_asked_for_are_warned_of(
@@ -136,8 +147,8 @@ def test_counts_that_cannot_be_or_are_not_those_asked_for_are_warned_of(
 def test_lengths_of_prompts_that_are_given_as_text_are_not_the_clients() -> None:
     found = run([outcome(0, 0, S, input_tokens=300)])
     given = replace(found, workload=replace(found.workload, texts=1))
-    assert any("another length" in line for line in run_lines(found))
-    assert not any("another length" in line for line in run_lines(given))
+    assert any("prompt lengths differ" in line for line in run_lines(found))
+    assert not any("prompt lengths differ" in line for line in run_lines(given))
 
 
 def test_runs_stand_side_by_side() -> None:
@@ -147,7 +158,7 @@ def test_runs_stand_side_by_side() -> None:
     assert [line.split()[0] for line in lines[header + 1 : header + 4]] == ["2", "8", "16"]
     assert len({len(line) for line in lines[header : header + 4]}) == 1
     assert lines[header - 1] == "All runs; latencies in ms"
-    assert lines[-1] == "sweep: 8 requests/s is the highest that meets the limits; 16 misses them"
+    assert lines[-1] == "sweep: 8 requests/s is the highest load that meets the limits; 16 misses them"
 
 
 def test_closed_loops_are_told_by_clients() -> None:
@@ -163,13 +174,13 @@ def test_a_run_that_ended_early_says_so() -> None:
     record = replace(whole.record, end=End.INTERRUPTED, warmup=2, outcomes=(*whole.record.outcomes, cut))
     early = replace(whole, record=record, rate=None, workload=replace(whole.workload, requests=6))
     lines = list(run_lines(early))
-    ended = "ended early (interrupted): 1 cut while under way, 1 not sent"
+    ended = "ended early (interrupted): 1 cut while running, 1 not sent"
     assert f"result    3 of 4 requests served in 4 s; {ended}" in lines
     assert [line for line in lines if line.startswith("failed")] == [
-        "failed      1 connection dropped, such as: after 1 token"
+        "failed      1 connection dropped, for example: after 1 token"
     ]
     assert any("50.0% of requests" in line for line in lines)
-    assert "1 cut while under way, 1 not sent." in report(result(early))
+    assert "1 cut while running, 1 not sent." in report(result(early))
     assert any("arrivals as in the workload" in line and "after 2 requests to warm up" in line for line in lines)
 
 
@@ -222,15 +233,15 @@ def kept_to(rate: float) -> Run:
 
 def test_loads_of_a_sweep_lie_on_a_logarithmic_axis() -> None:
     near, far = ([kept_to(rate) for rate in rates] for rates in ((1.0, 8.0), (1.0, 8.0, 64.0)))
-    assert "requests asked per second, log scale" not in report(result(*near))
-    assert report(result(*far)).count("requests asked per second, log scale") == 4
+    assert "requests per second, log scale" not in report(result(*near))
+    assert report(result(*far)).count("requests per second, log scale") == 4
 
 
 def test_loads_whose_requests_wait_for_answers_are_drawn_at_what_was_due() -> None:
     """Asked at 2 and 64 a second, of which 2 and 8 came about: the plot ends where the load did."""
     slow, fast = run(queue(2), rate=2), run(queue(8), rate=64)
     page = report(result(slow, fast))
-    assert page.count("requests due per second, fewer than asked for as some wait") == 4
+    assert page.count("offered requests per second (lower than requested, as some wait for answers)") == 4
     assert slow.offered is not None
     assert fast.offered is not None
     for figure in (latency_figure([fast, slow], "ttft"), rates_figure([slow, fast]), tokens_figure([slow, fast])):
@@ -241,8 +252,8 @@ def test_loads_whose_requests_wait_for_answers_are_drawn_at_what_was_due() -> No
 
 def test_loads_that_came_as_asked_are_drawn_at_what_was_asked() -> None:
     page = report(result(kept_to(2), kept_to(8)))
-    assert "requests due per second" not in page
-    assert "requests asked per second" in page
+    assert "offered requests per second" not in page
+    assert "requests per second" in page
 
 
 def test_values_far_apart_get_a_logarithmic_axis_that_says_so() -> None:
@@ -339,19 +350,19 @@ def test_the_page_has_the_figures_people_look_for() -> None:
     page = report(several())
     titles = [title for title, _ in drawings(page)]
     assert titles[:6] == [
-        "Time to first token (TTFT) against load", "Gap between tokens (ITL) against load",
+        "Time to first token (TTFT) against load", "Inter-token latency (ITL) against load",
         "Requests served, and goodput", "Tokens per second, in and out",
         "Throughput against p90 TTFT", "Throughput against p90 TPOT",
     ]  # fmt: skip
     assert titles[6:10] == [
-        "Time to first token (TTFT)", "Gap between tokens (ITL)", "Time per output token (TPOT)", "End to end (E2E)"
+        "Time to first token (TTFT)", "Inter-token latency (ITL)", "Time per output token (TPOT)", "End to end (E2E)"
     ]  # fmt: skip
-    assert titles[10:13] == ["Timeline of requests", "Requests under way", "Output tokens per second"]
+    assert titles[10:13] == ["Timeline of requests", "Running requests", "Output tokens per second"]
     assert len(titles) == 10 + 4 * 3
     assert re.findall("<h2>Open loop, (.*?) requests/s</h2>", page) == ["2", "4", "8", "16"]
     assert "limit 200 ms" in page
-    assert "Sweep: 8 requests/s is the highest that meets the limits" in page
-    assert "http://127.0.0.1:8000/v1, asked by twostep 0.1.0 on A &lt;fast&gt; CPU &amp; more" in page
+    assert "Sweep: 8 requests/s is the highest load that meets the limits" in page
+    assert "http://127.0.0.1:8000/v1, measured by twostep 0.1.0 on A &lt;fast&gt; CPU &amp; more" in page
 
 
 def test_latency_is_drawn_from_the_lowest_load_to_the_highest() -> None:
@@ -399,7 +410,7 @@ def test_every_request_has_its_bars_and_failures_a_cross() -> None:
 def test_a_request_that_was_sent_late_shows_it() -> None:
     late = run([outcome(0, 0, S, sent_ns=S // 2)], late=Summary(0.5, 0.5, 0.5, 0.5, 0.5, 1))
     page = report(result(late))
-    assert "due, not sent: the client is late" in page
+    assert "due but not sent: the client is late" in page
     assert "bar unsent" in page
     assert "Open loop, 4 requests/s: the client was late" in page
 
@@ -438,9 +449,9 @@ def test_names_that_would_break_the_page_do_not(tmp_path: Path) -> None:
 
 def test_ten_thousand_requests_make_a_page_of_bearable_size() -> None:
     page = report(result(run(queue(50, requests=10_000, fail=0.01))))
-    assert "200 of 10,000 requests, evenly chosen." in page
+    assert "200 of 10,000 requests, evenly sampled." in page
     assert len(page) < 400_000
-    root = dict(drawings(page))["Gap between tokens (ITL)"]
+    root = dict(drawings(page))["Inter-token latency (ITL)"]
     [drawn] = [one for one in root.iter("polyline") if one.attrib["class"].startswith("line")]
     assert len(drawn.attrib["points"].split()) == 2 * POINTS + 1
 
@@ -448,19 +459,19 @@ def test_ten_thousand_requests_make_a_page_of_bearable_size() -> None:
 def test_of_many_runs_a_few_are_shown_one_by_one() -> None:
     page = report(result(*(run(queue(rate), rate=float(rate)) for rate in range(1, 11))))
     assert page.count('aria-label="Timeline of requests"') == 6
-    assert "6 of 10 runs are shown one by one" in page
+    assert "6 of 10 runs are shown in detail" in page
 
 
 def test_steps_of_our_engine_are_drawn_by_kind() -> None:
-    steps = (Step(0, 5 * MS, 0, 3), Step(5 * MS, 105 * MS, 256, 0), Step(105 * MS, 225 * MS, 256, 3))
+    steps = (EngineStep(0, 5 * MS, 0, 3), EngineStep(5 * MS, 105 * MS, 256, 0), EngineStep(105 * MS, 225 * MS, 256, 3))
     served = [outcome(0, 0, S // 4)]
-    root = dict(drawings(report(result(run(served, steps=steps)))))["Steps of the engine, and how long each took"]
+    root = dict(drawings(report(result(run(served, steps=steps)))))["Duration of engine steps"]
     bars = [one for one in root.iter("rect") if one.attrib["class"].startswith("bar")]
     assert [one.attrib["class"] for one in bars] == ["bar c1", "bar wait", "bar c3"]
-    many = tuple(Step(i * MS, i * MS + 1000 * (i + 1), 0, 1) for i in range(10_000))
+    many = tuple(EngineStep(i * MS, i * MS + 1000 * (i + 1), 0, 1) for i in range(10_000))
     figure = report_run.steps_figure(run(served, steps=many))
     assert figure.svg.count("<rect") <= 2 * report_run.COLUMNS + 1
-    assert figure.note.startswith("10,000 steps; of those close together the longest")
+    assert figure.note.startswith("10,000 steps; of steps close together, only the longest")
 
 
 def test_requests_under_way_are_counted() -> None:

@@ -14,13 +14,13 @@ from support.bench_runs import CLIENT, S, outcome, queue, result, run
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind, Outcome
 from twostep.bench.load.goodput_limits import limit_words, parse_limits
-from twostep.bench.load.record import Closed, End, Fit, Open, RunRecord, Server
+from twostep.bench.load.run_record import Closed, End, Fit, Open, RunRecord, Server
 from twostep.bench.load.sweep import Ending, Judgement, Point, Search, Verdict
-from twostep.bench.report.output import check_outputs, write_file
+from twostep.bench.report.output_files import check_outputs, write_file
 from twostep.bench.report.result import (
+    EngineStep,
     Result,
     Run,
-    Step,
     WorkloadFacts,
     client_machine,
     parse_result,
@@ -32,7 +32,7 @@ from twostep.bench.report.result import (
 from twostep.errors import InvalidParameterError, ResultError
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.definition import Workload, WorkloadRequest
 
 # --- any result ---------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ runs = st.builds(
     st.builds(WorkloadFacts, numbers, numbers, numbers, numbers),
     limits,
     st.none() | floats,
-    st.lists(st.builds(Step, numbers, numbers, numbers, numbers), max_size=2).map(tuple),
+    st.lists(st.builds(EngineStep, numbers, numbers, numbers, numbers), max_size=2).map(tuple),
 )
 points = st.lists(st.builds(Point, floats, floats, st.sampled_from(Judgement)), max_size=3).map(tuple)
 verdicts = st.builds(
@@ -137,18 +137,18 @@ OUTCOME = ("runs", 0, "record", "outcomes", 0)
         ("[" * 100_000, "not JSON"),
         ("[]", "not a result of twostep bench"),
         ("{}", "not a result of twostep bench"),
-        (changed("twostep bench result", value=1), "another format than 2"),
+        (changed("twostep bench result", value=1), "has an unknown format"),
         (changed("runs", value={}), r"result.runs is \{\}, not a list"),
         (changed("runs", 0, value=3), r"result.runs\[0\] is 3, not an object"),
-        (changed("more", value=3), "result has 'more', which is not known"),
+        (changed("more", value=3), "result has an unknown field 'more'"),
         (changed("client", value={}), "result.client has no 'cpu'"),
         (changed(*OUTCOME, "due_ns", value=-1), r"outcomes\[0\].due_ns is -1, not a whole number from 0"),
         (changed(*OUTCOME, "due_ns", value=True), "due_ns is True"),
         (changed(*OUTCOME, "counted", value=True), "counted is True, not one of stated, spread, assumed"),
-        (changed(*OUTCOME, "request_id", value=1), "request_id is 1, not a text"),
+        (changed(*OUTCOME, "request_id", value=1), "request_id is 1, not a string"),
         (changed(*OUTCOME, "token_gaps_ns", value=[5, -1]), r"token_gaps_ns\[1\] is -1, not a whole number from 0"),
         (changed(*OUTCOME, "token_gaps_ns", value=None), "token_gaps_ns is None"),
-        (changed(*OUTCOME, "token_ns", value=[1]), r"outcomes\[0\] has 'token_ns', which is not known"),
+        (changed(*OUTCOME, "token_ns", value=[1]), r"outcomes\[0\] has an unknown field 'token_ns'"),
         (changed(*OUTCOME, "failure", value={"kind": "bad", "detail": ""}), "failure.kind is 'bad', not one of conn"),
         (changed("runs", 0, "record", "mode", value={"kind": "shut"}), "mode.kind is 'shut', not open or closed"),
         (changed("runs", 0, "record", "mode", value=3), "mode.kind is None, not open or closed"),
@@ -213,7 +213,7 @@ def test_outputs_are_tried_before(tmp_path: Path) -> None:
         ((tmp_path,), "is a folder"),
         ((Path(""),), "is a folder"),
         ((tmp_path / "none" / "a",), "no such folder"),
-        ((file, tmp_path / "." / "a.json"), "named twice"),
+        ((file, tmp_path / "." / "a.json"), "given for two outputs"),
         ((tmp_path / ("a" * 300),), "cannot be written: File name too long"),
     ]:
         with pytest.raises(ResultError, match=complaint):
@@ -288,5 +288,5 @@ def test_what_is_no_limit_is_refused_with_what_is(word: str) -> None:
 
 
 def test_a_limit_is_given_once() -> None:
-    with pytest.raises(InvalidParameterError, match="ttft is given twice"):
+    with pytest.raises(InvalidParameterError, match="ttft is given more than once"):
         parse_limits(["ttft:1", "ttft:2"])

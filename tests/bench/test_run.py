@@ -14,21 +14,18 @@ from hypothesis import strategies as st
 from support.hostile import DONE, Answer, Peer, serving, stream, text, usage
 from support.http_server import NAME, Served
 
-from twostep.bench.client import files
 from twostep.bench.client.outcome import Counting, FailureKind
-from twostep.bench.client.probe import PROBES, fitted
 from twostep.bench.client.target import Target
-from twostep.bench.load.interrupts import interrupts
-from twostep.bench.load.live import LiveLine, Progress
-from twostep.bench.load.prompt_words import WORDS
-from twostep.bench.load.prompts import FIRST_ID, IdSource, WordSource
-from twostep.bench.load.record import LATE_S, Closed, End, Fit, Mode, Open, RunRecord
-from twostep.bench.load.run import Options, run
+from twostep.bench.load import workload_run
+from twostep.bench.load.prompts import FIRST_ID, PROBES, WORDS, IdSource, WordSource, fitted
+from twostep.bench.load.run_record import LATE_S, Closed, End, Fit, Mode, Open, RunRecord
 from twostep.bench.load.schedule import ClosedLoop, OpenLoop
+from twostep.bench.load.workload_run import LiveLine, Options, RunProgress, run
+from twostep.cli.bench_runs import interrupts
 from twostep.errors import InvalidParameterError, TargetError
 from twostep.metrics.summary import summarise
 from twostep.terminal import StatusLine
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.definition import Workload, WorkloadRequest
 
 MS = 1_000_000
 ONE_EACH = Fit(overhead=0, per_word=1)
@@ -264,7 +261,7 @@ def test_a_stop_before_the_run_does_not_wait_for_the_server() -> None:
 
 
 def test_progress_is_told() -> None:
-    told: list[Progress] = []
+    told: list[RunProgress] = []
 
     async def slow(peer: Peer) -> None:
         await peer.begin()
@@ -285,7 +282,7 @@ def test_progress_is_told() -> None:
 
 
 def test_a_defect_of_the_client_is_raised() -> None:
-    def broken(progress: Progress) -> None:
+    def broken(progress: RunProgress) -> None:
         raise ZeroDivisionError
 
     async def measure() -> None:
@@ -300,8 +297,8 @@ def test_a_defect_of_the_client_is_raised() -> None:
     ("requests", "mode", "options", "endpoint", "problem"),
     [
         ([], Open(), OPTIONS, "completions", "no requests"),
-        ([request()], Closed(0), OPTIONS, "completions", "0 clients"),
-        ([request()], Open(), Options("s", vocabulary=5000), "chat", "need the endpoint completions"),
+        ([request()], Closed(0), OPTIONS, "completions", "number of clients is 0"),
+        ([request()], Open(), Options("s", vocabulary=5000), "chat", "need --endpoint completions"),
     ],
 )
 def test_what_cannot_be_run(
@@ -333,25 +330,29 @@ def few_files(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def test_room_is_made_for_connections(few_files: list[tuple[int, int]]) -> None:
-    assert files.make_room(Closed(10), requests=5000) == 100 - files.SPARE
+    assert workload_run.make_room(Closed(10), requests=5000) == 100 - workload_run.SPARE
     assert few_files == []
-    assert files.make_room(Closed(300), requests=5000) == 300
-    assert files.make_room(Open(), requests=5000) == 1000 - files.SPARE
-    assert few_files == [(300 + files.SPARE, 1000), (1000, 1000)]
-    assert files.make_room(Closed(5000), requests=10) == 100 - files.SPARE
-    with pytest.raises(InvalidParameterError, match="5000 clients need 5064 open files, this process may have 1000"):
-        files.make_room(Closed(5000), requests=5000)
+    assert workload_run.make_room(Closed(300), requests=5000) == 300
+    assert workload_run.make_room(Open(), requests=5000) == 1000 - workload_run.SPARE
+    assert few_files == [(300 + workload_run.SPARE, 1000), (1000, 1000)]
+    assert workload_run.make_room(Closed(5000), requests=10) == 100 - workload_run.SPARE
+    with pytest.raises(
+        InvalidParameterError, match="5000 clients need 5064 open files; the limit of this process is 1000"
+    ):
+        workload_run.make_room(Closed(5000), requests=5000)
 
 
 def test_no_room_for_any_connection_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-    with pytest.raises(InvalidParameterError, match="65 open files are needed at least, this process may have 64 "):
-        files.make_room(Open(), requests=5000)
+    with pytest.raises(
+        InvalidParameterError, match="at least 65 open files are needed; the limit of this process is 64 "
+    ):
+        workload_run.make_room(Open(), requests=5000)
 
 
 def test_too_many_outstanding_requests_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostep.bench.load.run.make_room", lambda mode, requests: 2)
-    with pytest.raises(TargetError, match="2 requests are outstanding"):
+    monkeypatch.setattr("twostep.bench.load.workload_run.make_room", lambda mode, requests: 2)
+    with pytest.raises(TargetError, match="2 requests are running"):
         measured(hanging, *(request() for _ in range(3)))
 
 
@@ -413,7 +414,7 @@ def test_token_ids_are_exact() -> None:
     assert (len(first), len(second)) == (50, 20)
     assert first[:20] == second
     assert all(isinstance(id_, int) and FIRST_ID <= id_ < 3000 for id_ in first)
-    with pytest.raises(InvalidParameterError, match="a vocabulary of 1500"):
+    with pytest.raises(InvalidParameterError, match="the vocabulary has 1500 tokens"):
         Options("salt", vocabulary=1500)
 
 
@@ -439,7 +440,7 @@ def test_the_server_is_asked_how_long_words_are() -> None:
 def test_a_server_that_does_not_count_prompts_is_refused() -> None:
     with pytest.raises(TargetError, match="does not report usage"):
         measured(stream(text("a", "length"), DONE), request(), options=Options("salt"))
-    with pytest.raises(TargetError, match="a prompt of 20 words was not answered: no token"):
+    with pytest.raises(TargetError, match="a probe prompt of 20 words failed: no token"):
         measured(stream(text("", "stop"), DONE), request(), options=Options("salt"))
 
 
@@ -452,17 +453,17 @@ def test_given_text_needs_no_probe() -> None:
 
 
 def test_the_live_line() -> None:
-    assert str(Progress(10, 5, 3, 1, 40, 2.0)) == "3/10 requests, 2 running, 1 failed, 40 tokens (20/s), 2 s"
-    assert str(Progress(10, 0, 0, 0, 0, 0.0)) == "0/10 requests, 0 running, 0 tokens (0/s), 0 s"
+    assert str(RunProgress(10, 5, 3, 1, 40, 2.0)) == "3/10 requests, 2 running, 1 failed, 40 tokens (20/s), 2 s"
+    assert str(RunProgress(10, 0, 0, 0, 0, 0.0)) == "0/10 requests, 0 running, 0 tokens (0/s), 0 s"
 
 
 def test_lines_that_stay_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, shown = 100.0, StringIO()
-    monkeypatch.setattr("twostep.bench.load.live.monotonic", lambda: now_s)
+    monkeypatch.setattr("twostep.bench.load.workload_run.monotonic", lambda: now_s)
     line = LiveLine(StatusLine(shown))
     for second in range(31):
         now_s = 100.0 + second
-        line(Progress(50, second, second, 0, second, second))
+        line(RunProgress(50, second, second, 0, second, second))
     line.clear()
     assert [said.split()[1] for said in shown.getvalue().splitlines()] == ["10/50", "20/50", "30/50"]
 
@@ -475,7 +476,7 @@ class Terminal(StringIO):
 def test_on_a_terminal_the_line_is_written_anew() -> None:
     shown = Terminal()
     line = LiveLine(StatusLine(shown))
-    line(Progress(50, 25, 25, 0, 0, 1.0))
+    line(RunProgress(50, 25, 25, 0, 0, 1.0))
     line.clear()
     assert "\n" not in shown.getvalue()
     assert "25/50 requests" in shown.getvalue()

@@ -11,8 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.lasting import lasting
-from twostep.bench.load.pace import kept_up, offered_rate
 from twostep.bench.load.sweep import (
     Ending,
     Judgement,
@@ -27,10 +25,11 @@ from twostep.bench.load.sweep import (
     sweep,
     verdict_words,
 )
+from twostep.bench.report.result import kept_up, offered_rate
 from twostep.errors import InvalidParameterError, WorkloadError
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
-from twostep.workload.rates import mean_rate
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.definition import Workload, WorkloadRequest, mean_rate
+from twostep.workload.reshape import lasting
 
 RATES = Search(0.5, 1, 64)
 
@@ -197,7 +196,7 @@ def test_arrivals_last_longer_than_the_limit() -> None:
     assert least_s(Limits(ttft_s=6), None) == 30
     assert least_s(Limits(ttft_s=0.5, e2e_s=6), None) == 30
     assert least_s(Limits(ttft_s=0.5), 3) == 3
-    with pytest.raises(InvalidParameterError, match="3 s of arrivals are too short, allowed: at least 5 s: 5 times"):
+    with pytest.raises(InvalidParameterError, match="3 s of arrivals are too short; allowed: at least 5 s: 5 times"):
         least_s(Limits(ttft_s=1), 3)
 
 
@@ -215,9 +214,9 @@ def test_a_workload_is_repeated_as_something_new() -> None:
     assert [one.arrival_s for one in again.requests] == [0, 2, 4, 6, 8, 10, 12, 14, 16]
     assert [one.blocks for one in again.requests[:5]] == [(0, 1), (0, 2), (), (3, 4), (3, 5)]
     assert mean_rate(again) == mean_rate(once)
-    with pytest.raises(WorkloadError, match="3 requests and 4 are needed; it comes all at once"):
+    with pytest.raises(WorkloadError, match="3 requests and 4 are needed; they arrive all at once"):
         lasting(Workload([WorkloadRequest(0, 1, 1)] * 3), 4)
-    with pytest.raises(WorkloadError, match="2 requests and 4 are needed; it has its prompts' text"):
+    with pytest.raises(WorkloadError, match="2 requests and 4 are needed; its prompts have text"):
         lasting(Workload([WorkloadRequest(i, 1, 1, text="a") for i in range(2)]), 4)
 
 
@@ -278,7 +277,7 @@ def test_a_late_client_is_the_limit_and_says_so() -> None:
     verdict = search(RATES, lambda level: Found(share_met(1000).summary, kept_pace=level <= 10))
     assert (verdict.ending, verdict.met, verdict.missed) == (Ending.CLIENT, 8, 16)
     assert [point.level for point in verdict.points] == [1, 2, 4, 8, 16, 16, 8]
-    assert "client's limit, not the server's: it could not keep 16" in verdict_words(verdict, "requests/s")
+    assert "limited by the client, not the server: it could not send 16" in verdict_words(verdict, "requests/s")
 
 
 def test_a_client_that_was_late_once_is_asked_again() -> None:
@@ -295,7 +294,7 @@ def test_what_was_found_until_an_error() -> None:
 def test_it_can_be_stopped() -> None:
     verdict = search(RATES, lambda level: share_met(1000) if level < 4 else None)
     assert (verdict.ending, verdict.met, len(verdict.points)) == (Ending.STOPPED, 2, 2)
-    assert verdict_words(verdict, "clients") == "stopped before it was found; 2 clients met the limits"
+    assert verdict_words(verdict, "clients") == "stopped before the result was found; 2 clients met the limits"
     assert verdict_words(search(RATES, lambda _: None), "clients").endswith("no level met the limits")
 
 
@@ -331,9 +330,9 @@ def test_a_search_without_sense_is_refused(arguments: dict[str, float], complain
 
 
 def test_a_sweep_needs_limits_that_an_overload_breaks() -> None:
-    with pytest.raises(InvalidParameterError, match="needs a limit for goodput, of ttft, itl, tpot, e2e"):
+    with pytest.raises(InvalidParameterError, match="needs --goodput with a limit for one of ttft, itl, tpot, e2e"):
         check_limits(Limits(), by_rate=False)
-    with pytest.raises(InvalidParameterError, match="a queue that grows breaks no other"):
+    with pytest.raises(InvalidParameterError, match="a growing queue violates no other"):
         check_limits(parse_limits(["itl:100", "tpot:50"]), by_rate=True)
     check_limits(parse_limits(["itl:100", "ttft:50"]), by_rate=True)
     check_limits(parse_limits(["itl:100"]), by_rate=False)

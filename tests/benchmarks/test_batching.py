@@ -10,18 +10,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import batching, batching_tables, llama_server, machine, output_lengths, paging, plot, report, results
+from benchmarks import batching, batching_tables, http_engine, machine, output_lengths, paging, report, results
 from benchmarks import jobs as workloads
-from benchmarks.errors import EngineError
+from benchmarks.batching_tables import Dot
 from benchmarks.http_engine import HttpEngine
 from benchmarks.jobs import Job, Stall
+from benchmarks.measurement import EngineError, Spread
 from benchmarks.openvino import OpenVinoServing
 from benchmarks.output_lengths import capped_exponential, lengths_point
 from benchmarks.paging import Steady
-from benchmarks.plot import Dot
 from benchmarks.prefix_reuse import prefix_point
 from benchmarks.serving_engines import Twostep
-from benchmarks.spread import Spread
 from benchmarks.traces import Served, Trace, gaps
 from twostep.model.loaded import open_model
 
@@ -48,7 +47,7 @@ def test_gaps_that_overlap_the_wait_of_the_newcomer_count_as_its_doing() -> None
 
 
 def test_a_stream_that_ends_while_the_newcomer_waits_is_an_error() -> None:
-    with pytest.raises(EngineError, match="ended before the newcomer's first token"):
+    with pytest.raises(EngineError, match="ended before the first token of the newcomer"):
         gaps([Served([Trace(0.0, 2, [0.5, 1.5]), Trace(1.0, 1, [3.0])])])
 
 
@@ -142,7 +141,7 @@ def start_llama_server(folder: Path, text: str) -> HttpEngine:
     path = folder / "llama-server"
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
-    return HttpEngine(llama_server.launch(folder, "test", 2, Path("m.Q4_1-as-Q4_0.gguf"), ("-b", "256")))
+    return HttpEngine(http_engine.launch_llama_server(folder, "test", 2, Path("m.Q4_1-as-Q4_0.gguf"), ("-b", "256")))
 
 
 def test_llama_server_is_asked_over_http(tmp_path: Path) -> None:
@@ -152,19 +151,19 @@ def test_llama_server_is_asked_over_http(tmp_path: Path) -> None:
         served = engine.closed([Job([1, 2], 4), Job([3], 2), Job([4], 3)], outstanding=2)
         assert [trace.tokens for trace in served.traces] == [len(trace.token_s) for trace in served.traces] == [4, 2, 3]
         check_interrupted(engine.interrupt(STALL))
-        with pytest.raises(EngineError, match="llama-server Q4_0 -b 256: gave 2 tokens instead of 3"):
+        with pytest.raises(EngineError, match="llama-server Q4_0 -b 256: generated 2 tokens instead of 3"):
             engine.closed([Job([98], 3)], outstanding=1)
         with pytest.raises(EngineError, match="HTTP 500"):
             engine.closed([Job([99], 3)], outstanding=1)
-        with pytest.raises(EngineError, match="a stream ended before all had 5 events"):
+        with pytest.raises(EngineError, match="a stream ended before all streams had 5 events"):
             engine.interrupt(Stall([Job([5], 2)], Job([6], 1), after=5))
 
 
 def test_a_llama_server_that_ends_or_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="llama-server Q4_0 -b 256: ended with exit code 1, last said: no memory"):
+    with pytest.raises(EngineError, match="llama-server Q4_0 -b 256: ended with exit code 1, last output: no memory"):
         start_llama_server(tmp_path, "raise SystemExit('no memory')")
     with pytest.raises(EngineError, match="llama-server: No such file"):
-        HttpEngine(llama_server.launch(tmp_path / "none", "test", 2, Path("m.Q4_0.gguf")))
+        HttpEngine(http_engine.launch_llama_server(tmp_path / "none", "test", 2, Path("m.Q4_0.gguf")))
 
 
 def test_openvino_is_asked_line_by_line(tmp_path: Path) -> None:
@@ -245,19 +244,22 @@ def test_openvino_gets_the_newcomer_when_the_streams_are_under_way(driver: Any) 
 
 @pytest.mark.parametrize(("most", "top", "step"), [(0.97, 1.0, 0.2), (3.1, 4, 1), (2400, 2500, 500), (5, 5, 1)])
 def test_axes_end_at_round_numbers_beyond_the_data(most: float, top: float, step: float) -> None:
-    axis = plot.axis("ms", most)
+    axis = batching_tables.axis("ms", most)
     assert (axis.top, axis.step) == (pytest.approx(top), pytest.approx(step))
     assert axis.ticks()[-1] == pytest.approx(axis.top)
 
 
 def test_a_plot_is_svg_with_a_point_and_a_bar_for_each_value() -> None:
     dots = [Dot(0, 1, 0.5, 2, "a < b"), Dot(10, 4, 4, 5, "c")]
-    text = plot.scatter("title", "x & y", "ms", dots, line_y=1)
-    assert text == plot.scatter("title", "x & y", "ms", dots, line_y=1)
+    text = batching_tables.scatter("title", "x & y", "ms", dots, line_y=1)
+    assert text == batching_tables.scatter("title", "x & y", "ms", dots, line_y=1)
     root = ElementTree.fromstring(text)
     circles = [element.attrib for element in root.iter() if element.tag.endswith("circle")]
     texts = [element.text for element in root.iter() if element.tag.endswith("text")]
-    assert [circle["cx"] for circle in circles] == [f"{plot.LEFT:.1f}", f"{plot.WIDTH - plot.RIGHT:.1f}"]
+    assert [circle["cx"] for circle in circles] == [
+        f"{batching_tables.LEFT:.1f}",
+        f"{batching_tables.WIDTH - batching_tables.RIGHT:.1f}",
+    ]
     assert {"a < b", "c", "x & y", "ms"} <= set(texts)
 
 

@@ -10,17 +10,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import counters, machine, model, report, results, tables
-from benchmarks.arithmetic import Part, Work, layer_weights, pairs, work
-from benchmarks.engines import Decode, Measure, Prefill
-from benchmarks.errors import EngineError
-from benchmarks.limits import Bandwidth, Limits, Peak, while_others_run
-from benchmarks.llama_cpp import LlamaCpp
+from benchmarks.engines import Decode, LlamaCpp, Measure, Prefill
+from benchmarks.jobs import FIRST_TOKEN, LAST_TOKEN, prompt
+from benchmarks.measurement import EngineError, Spread, spread
+from benchmarks.model_driver import Driver, Part, Run, Seconds, Work, layer_weights, pairs, work
+from benchmarks.model_points import Bandwidth, Limits, Peak, decode_point, prefill_point, step_bytes, while_others_run
 from benchmarks.openvino import OpenVino
 from benchmarks.peers_model import take_turns
-from benchmarks.points import decode_point, prefill_point, step_bytes
-from benchmarks.prompts import FIRST_TOKEN, LAST_TOKEN, prompt
-from benchmarks.runs import Driver, Run, Seconds
-from benchmarks.spread import Spread, spread
 from twostep.model.loaded import open_model
 from twostep.model.network import Network
 from twostep.model.ops import Linear, Logits

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import clients, clients_tables, results
-from benchmarks.errors import EngineError
+from benchmarks import clients, results, serve_tables
+from benchmarks.measurement import EngineError
 
 
 def test_a_quick_measurement_of_ours_alone_yields_a_result_that_the_table_can_be_made_of(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_a_quick_measurement_of_ours_alone_yields_a_result_that_the_table_can_be
     assert 0 < ours["ttft_ms"]["median"] < ours["e2e_ms"]["median"]
     for key in ("ttft_ms", "tpot_ms", "e2e_ms"):
         assert 0 < ours["server"][key]["median"] <= ours[key]["median"] * 1.5, "of the same requests"
-    table = clients_tables.clients(result)
+    table = serve_tables.clients(result)
     assert "| TTFT |" in table
     assert "2 streams, 3 completions of 16 prompt and 4 answer tokens" in table
 

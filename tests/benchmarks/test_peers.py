@@ -12,17 +12,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import installed, machine, peers_contenders, peers_install, peers_serving, peers_tables, report, results
-from benchmarks.completions import trace
-from benchmarks.errors import EngineError
-from benchmarks.event_stream import events
-from benchmarks.http_client import Reply
+from benchmarks.http_client import Reply, events
 from benchmarks.http_engine import Launch
+from benchmarks.http_load import trace
 from benchmarks.jobs import Job, Stall
+from benchmarks.measurement import EngineError, spread
 from benchmarks.peers_contenders import Contender, Place, Started
 from benchmarks.peers_install import LLAMA, Missing, Peer
-from benchmarks.peers_rows import QUICK, ROWS, decode_rate
-from benchmarks.process_memory import memory
-from benchmarks.spread import spread
+from benchmarks.peers_serving import QUICK, ROWS, decode_rate
+from benchmarks.server_process import memory
 from benchmarks.tables import Json
 from benchmarks.traces import Served, Trace
 
@@ -86,7 +84,7 @@ def test_the_chunk_that_only_ends_an_answer_is_no_token() -> None:
 
 @pytest.mark.parametrize("chunks", [[text("a")], [text("a"), {"choices": [], "usage": {"completion_tokens": 1}}], []])
 def test_an_answer_of_another_length_is_an_error(chunks: list[Json]) -> None:
-    with pytest.raises(EngineError, match=r"gave (None|1) tokens instead of 2"):
+    with pytest.raises(EngineError, match=r"generated (None|1) tokens instead of 2"):
         trace(Job([1], 2), completion(*chunks))
 
 
@@ -155,7 +153,7 @@ def test_a_peer_that_cannot_be_installed_is_named_with_pips_reason(
     assert [peers_install.find(peer, tmp_path) for peer in peers_install.PEERS] == [
         Missing("llama.cpp", said),
         Missing("OpenVINO", said),
-        Missing("vLLM", "not installed: nobody asked for it (make bench-peers does)"),
+        Missing("vLLM", "not installed: run make bench-peers to install it"),
     ]
     assert f"OpenVINO: {said}" in capsys.readouterr().err
     environment_with_pip(monkeypatch, "exit 0")
@@ -204,7 +202,7 @@ def test_llama_cpp_comes_with_its_best_kind_of_weights_and_with_ours(tmp_path: P
 
 def test_a_command_is_told_without_the_paths_of_this_machine() -> None:
     launch = Launch("x", "1", "m", ["/a/python", "-c", "code", "serve", "/b/m.gguf"], {"P": "/c/l.so:t.so", "Q": None})
-    assert peers_contenders.told(launch) == "P=l.so:t.so twostep serve m.gguf"
+    assert peers_contenders.shown_command(launch) == "P=l.so:t.so twostep serve m.gguf"
 
 
 # ------------------------------------------------------------------------------------------------------------- turns

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import host_share, report, results, scheduler, scheduler_costs
 from benchmarks.host_share import Elapsed, share_outside
-from benchmarks.scheduling import Rig, Turn
-from benchmarks.spread import Spread
+from benchmarks.measurement import Spread
+from benchmarks.scheduler_rig import Rig, Turn
 from twostep.core.plan import Plan, Resolved
 from twostep.core.request import BLOCK_TOKENS
 from twostep.metrics.summary import percentile

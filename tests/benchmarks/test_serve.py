@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks import report, results, serve, serve_tables, serving_front, serving_rates
-from benchmarks.completions import asks
-from benchmarks.errors import EngineError
 from benchmarks.http_client import Reply, fetch
-from benchmarks.http_load import Ask, closed_loop, health_during
+from benchmarks.http_load import Ask, asks, closed_loop, health_during
 from benchmarks.jobs import Job
+from benchmarks.measurement import EngineError, Spread
 from benchmarks.server_process import Pair, Server, cpu_s, resident_bytes
 from benchmarks.serving_rates import Http
-from benchmarks.spread import Spread
 
 OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 TIMINGS = {"predicted_n": 4, "prompt_ms": 90.0, "ttft_ms": 91.5}
@@ -123,7 +121,7 @@ def test_memory_and_cpu_time_are_read_from_the_kernels_texts() -> None:
 
 
 def test_a_server_that_does_not_start_is_named_with_its_last_words(default_model_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"exit code 1, last said: .*max_num_seqs"):
+    with pytest.raises(EngineError, match=r"exit code 1, last output: .*max_num_seqs"):
         Server(default_model_path, ["--max-num-seqs", "0"])
 
 

@@ -18,20 +18,20 @@ from support.http_server import Served
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind
 from twostep.bench.client.target import Target
-from twostep.bench.load.interrupts import Stop
-from twostep.bench.load.record import Closed, End, Mode, Open, RunRecord
+from twostep.bench.load.run_record import Closed, End, Mode, Open, RunRecord
 from twostep.bench.load.sweep import Ending
 from twostep.bench.report.result import Result, read_result
 from twostep.cli import bench as bench_command
-from twostep.cli.bench_checks import check_options
+from twostep.cli.bench import check_options
 from twostep.cli.bench_loads import Loads
 from twostep.cli.bench_offline import steps_of
+from twostep.cli.bench_runs import Stop
 from twostep.cli.main import main
 from twostep.engine.outputs import ChunkTime, Timeline
 from twostep.errors import TargetError
 from twostep.terminal import StatusLine
+from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.format import write_workload
-from twostep.workload.workload import Workload, WorkloadRequest
 
 SWEEP = ["--workload", "batch", "--sweep"]
 SHORT = ["--workload", "batch", "--requests", "4", "--max-input", "40", "--max-output", "6", "--warmup", "1"]
@@ -143,22 +143,22 @@ def test_steps_are_told_from_what_they_gave() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--offline", "--url", "http://127.0.0.1:1"], "--url is for a server; --offline has none"),
-        (["--offline", "--header", "a:b"], "--header is for a server"),
+        (["--offline", "--url", "http://127.0.0.1:1"], "--url cannot be used with --offline"),
+        (["--offline", "--header", "a:b"], "--header cannot be used with --offline"),
         (["--rate", "1", "--concurrency", "2"], "not allowed with argument"),
         (["--rate", "0"], "argument --rate: '0' is not a list of numbers from 0.001 to 1000000, such as 1,2,4"),
-        (["--concurrency", "1.5"], "--concurrency is a number of clients"),
-        (["--sweep", "--rate", "1,2", "--goodput", "ttft:1"], "--sweep begins with one"),
-        (["--sweep", "--concurrency", "2", "--goodput", "ttft:1"], "--sweep looks for the highest rate"),
-        (["--chunking", "none"], "--chunking is for --offline"),
-        (["--workload", "azure-conv", "--cv", "2"], "--cv is for what is made up"),
-        (["--share", "0.5"], "--share is for --sweep"),
-        (["--sweep-s", "30"], "--sweep-s is for --sweep rate"),
+        (["--concurrency", "1.5"], "--concurrency must be a whole number of clients"),
+        (["--sweep", "--rate", "1,2", "--goodput", "ttft:1"], "--sweep takes a single starting"),
+        (["--sweep", "--concurrency", "2", "--goodput", "ttft:1"], "--sweep rate starts at --rate"),
+        (["--chunking", "none"], "--chunking needs --offline"),
+        (["--workload", "azure-conv", "--cv", "2"], "--cv is for generated workloads"),
+        (["--share", "0.5"], "--share needs --sweep"),
+        (["--sweep-s", "30"], "--sweep-s needs --sweep rate"),
         (["--cv", "2"], "--cv needs --rate or --sweep rate"),
-        (["--offline", "--endpoint", "chat"], "--endpoint chat is for a server"),
-        (["--offline", "--no-ignore-eos"], "--no-ignore-eos is for a server"),
-        (["--read", "x.json", "--rate", "1"], "--rate is for measuring"),
-        (["--read", "x.json", "--max-input", "1"], "--max-input is for measuring"),
+        (["--offline", "--endpoint", "chat"], "--endpoint chat cannot be used with --offline"),
+        (["--offline", "--no-ignore-eos"], "--no-ignore-eos cannot be used with --offline"),
+        (["--read", "x.json", "--rate", "1"], "--rate cannot be used with --read"),
+        (["--read", "x.json", "--max-input", "1"], "--max-input cannot be used with --read"),
         (["--warmup", "-1"], "--warmup: '-1' is not a whole number from 0 to 10000"),
         (["--requests", "0"], "--requests: '0' is not a whole number from 1 to 1000000"),
         (["--requests", "many"], "--requests: 'many' is not a whole number from 1 to 1000000"),
@@ -182,25 +182,25 @@ def test_what_contradicts_itself_is_refused(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--sweep"], "sweep: needs a limit for goodput"),
+        (["--sweep"], "sweep: needs --goodput"),
         (["--sweep", "--goodput", "itl:50"], "needs a limit on ttft or e2e"),
         (["--goodput", "speed:3"], "goodput: 'speed:3' is not NAME:MILLISECONDS"),
-        (["--workload", "no-such"], "no-such: No such file or directory; it has to be a file, or one of"),
-        (["--header", "x"], "--header is 'x'; it has to be NAME:VALUE"),
-        (["--extra", "[1]"], "--extra is '[1]'; it has to be a JSON object"),
-        (["--extra", '{"n": 2}'], "extra fields name n, which the client sets itself"),
-        (["--url", "localhost"], "the URL is 'localhost'; it has to be like"),
+        (["--workload", "no-such"], "no-such: No such file or directory; give a file, or one of"),
+        (["--header", "x"], "--header is 'x'; it must have the form NAME:VALUE"),
+        (["--extra", "[1]"], "--extra is '[1]'; it must be a JSON object"),
+        (["--extra", '{"n": 2}'], "extra fields contain n, which the client sets itself"),
+        (["--url", "localhost"], "the URL is 'localhost'; it must be like"),
         (["--read", "/no/such.json"], "/no/such.json: cannot be read"),
         (["--out", "/no/such/folder/x.json"], "/no/such/folder/x.json: no such folder"),
-        (["--out", ""], ".: is a folder; it has to be a file"),
-        (["--html", "."], ".: is a folder; it has to be a file"),
-        (["--out", "x", "--html", "./x"], "x is named twice"),
-        (["--sweep", "--goodput", "ttft:9"], "requests of chat wait for answers, so a slow server is not asked"),
-        ([*SWEEP, "--goodput", "ttft:9000", "--sweep-s", "9"], "9 s of arrivals are too short, allowed: at least 45 s"),
+        (["--out", ""], ".: is a folder; give a file"),
+        (["--html", "."], ".: is a folder; give a file"),
+        (["--out", "x", "--html", "./x"], "x is given for two outputs"),
+        (["--sweep", "--goodput", "ttft:9"], "requests of chat wait for earlier answers, so a slow server"),
+        ([*SWEEP, "--goodput", "ttft:9000", "--sweep-s", "9"], "9 s of arrivals are too short; allowed: at least 45 s"),
         ([*SWEEP, "--goodput", "ttft:9", "--time-limit-s", "9"], "--time-limit-s 9 is too short for --sweep, whose"),
         (
             ["--workload", "batch", "--sweep", "concurrency", "--concurrency", "99", "--goodput", "itl:9"],
-            "--concurrency 99 is more than the workload has conversations or requests: 64",
+            "--concurrency 99 is more than the 64 conversations or requests",
         ),
         (["--offline", "--workload", "batch", "--length-scale", "99"], "clip with --max-input and --max-output"),
     ],
@@ -222,7 +222,7 @@ def test_all_changes_of_a_workload_are_made(server: Served, tmp_path: Path, caps
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    problem = f"twostep: {url}/v1: Connection refused; no server runs there (--url says where it is)"
+    problem = f"twostep: {url}/v1: Connection refused; no server is running there (--url gives its address)"
     assert problem in bench(capsys, "--url", url, code=1)
 
 
@@ -298,7 +298,7 @@ def test_a_sweep_that_fails_says_what_it_found(
     as_if(monkeypatch, served, served, refused)
     words = [*SHORT, "--sweep", "concurrency", "--goodput", "ttft:60000", "--out", str(tmp_path / "result.json")]
     printed = bench(capsys, *words, code=1)
-    assert "sweep: stopped before it was found; 2 clients met the limits" in printed
+    assert "sweep: stopped before the result was found; 2 clients met the limits" in printed
     found = read_result(tmp_path / "result.json").sweep
     assert found is not None
     assert (found.ending, found.met, len(found.points)) == (Ending.STOPPED, 2, 2)
@@ -417,7 +417,7 @@ def test_clients_are_no_more_than_can_ask() -> None:
     loads = Loads(parsed("--sweep", "concurrency", "--goodput", "itl:100", "--requests", "9", "--workload", "batch"))
     assert loads.search().highest == 9
     assert loads.at(1.0).words() == "9 requests of batch, 1 client"
-    assert loads.at(16.0).words().endswith("16 clients, of whom only 9 can ask at a time")
+    assert loads.at(16.0).words().endswith("16 clients, of which at most 9 can be active at once")
     one = Loads(parsed("--requests", "1", "--concurrency", "1")).at(1.0)
     assert one.words() == "1 request of chat, 1 client"
 

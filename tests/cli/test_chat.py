@@ -128,7 +128,7 @@ class TestWithAServer:
         result = chat("--url", stub.url)
         assert (result.returncode, result.stdout) == (0, "Hello!\n")
         greeting, times = result.stderr.splitlines()
-        assert greeting == f"stub-1 at {stub.url}/v1; /help lists commands, Ctrl-D leaves"
+        assert greeting == f"stub-1 at {stub.url}/v1; /help lists commands, Ctrl-D quits"
         assert re.fullmatch(r"\[TTFT \d+\.\d{3} s, 4 tokens, [\d.]+ tokens/s\]", times)
 
     def test_all_that_was_said_goes_along(self, stub: StubServer) -> None:
@@ -160,8 +160,8 @@ class TestWithAServer:
 
     def test_commands_that_are_none(self, stub: StubServer) -> None:
         result = chat("--url", stub.url, said="/rest\n/help\n")
-        assert "twostep: /rest is no command; /help lists them\n" in result.stderr
-        assert "/reset         begin a new conversation\n" in result.stderr
+        assert "twostep: unknown command /rest; /help lists the commands\n" in result.stderr
+        assert "/reset         start a new conversation\n" in result.stderr
         assert stub.bodies == []
 
     def test_a_server_that_counts_no_tokens(self, stub: StubServer) -> None:
@@ -174,7 +174,7 @@ class TestWithAServer:
 
     def test_an_answer_that_was_cut(self, stub: StubServer) -> None:
         stub.answer = saying("a", "b", finish_reason="length")
-        assert chat("--url", stub.url).stderr.rstrip().endswith("tokens/s, cut at its longest]")
+        assert chat("--url", stub.url).stderr.rstrip().endswith("tokens/s, cut at the token limit]")
 
     def test_ctrl_c_stops_the_answer_and_nothing_else(self, stub: StubServer) -> None:
         stub.answer = stalling
@@ -228,28 +228,33 @@ class TestWhatGoesWrong:
         assert [message["content"] for message in stub.bodies[1]["messages"]] == ["Hi", "He", "Again"]
 
     def test_an_answer_without_end(self, stub: StubServer) -> None:
-        assert self.failed(stub, lambda handler: events(handler, chunk("He"))).startswith("the server ended the answer")
+        assert self.failed(stub, lambda handler: events(handler, chunk("He"))).startswith(
+            "the server closed the stream before [DONE]"
+        )
 
     def test_an_answer_that_is_no_json(self, stub: StubServer) -> None:
         problem = self.failed(stub, lambda handler: events(handler, "nonsense"))
-        assert problem == "no JSON object came, but b'nonsense'; is it an OpenAI-compatible server?"
+        assert problem == "the reply is not a JSON object: b'nonsense'; is it an OpenAI-compatible server?"
 
     def test_nobody_at_the_address(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        assert complaint("--url", url) == f"{url}/v1: Connection refused; no server runs there (--url says where it is)"
+        assert (
+            complaint("--url", url)
+            == f"{url}/v1: Connection refused; no server is running there (--url gives its address)"
+        )
 
     def test_a_password_in_the_url_is_not_shown(self) -> None:
         assert "secret" not in complaint("--url", "http://user:secret@host")
 
     @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:99999", "http://[::1"])
     def test_addresses_that_are_none(self, url: str) -> None:
-        assert complaint("--url", url) == f"the URL is {url!r}; it has to be like http://127.0.0.1:8000"
+        assert complaint("--url", url) == f"the URL is {url!r}; it must be like http://127.0.0.1:8000"
 
     @pytest.mark.parametrize(
         ("arguments", "problem"),
         [
-            (["--url", "http://a", "--threads", "1"], "--threads is for a model of this machine, not for --url"),
+            (["--url", "http://a", "--threads", "1"], "--threads cannot be used with --url"),
             (["--api-key", "x"], "--api-key is for --url"),
         ],
     )

@@ -129,9 +129,12 @@ class TestGenerate:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            (["--max-tokens", "9000"], r"--max-tokens is 9000; at most 81\d\d fit: context of 8192 tokens, \d+ of"),
-            (["--max-tokens", "0"], "--max-tokens is 0; it has to be at least 1"),
-            (["--threads", "-2"], "--threads is -2; it has to be at least 1"),
+            (
+                ["--max-tokens", "9000"],
+                r"--max-tokens is 9000; at most 81\d\d fit: the context has 8192 tokens, the prompt takes \d+",
+            ),
+            (["--max-tokens", "0"], "--max-tokens is 0; it must be at least 1"),
+            (["--threads", "-2"], "--threads is -2; it must be at least 1"),
             (["--temperature", "nan"], "temperature is nan; it has to be a number from 0"),
             (["--temperature", "-1"], "temperature is -1.0; it has to be a number from 0"),
             (["--top-p", "1.5"], "top_p is 1.5; it has to be a number from 0 to 1"),
@@ -168,7 +171,7 @@ class TestGenerate:
     def test_prompt_longer_than_the_context(self) -> None:
         message = complaint("generate", "-", stdin=b"word " * 9000)
         assert message.startswith("the prompt has 90")
-        assert message.endswith("tokens, the model's context only 8192")
+        assert message.endswith("tokens, but the context of the model is 8192")
 
     def test_interrupt_is_quiet(self) -> None:
         with subprocess.Popen(
@@ -218,8 +221,11 @@ def test_a_missing_file() -> None:
 )
 def test_a_repository_of_the_hub(words: list[str]) -> None:
     message = complaint(*words)
-    assert "; Qwen/Qwen2.5-0.5B may be a repository of the Hugging Face Hub, from which nothing is" in message
-    assert message.endswith("download a .gguf file of it and give its path")
+    assert (
+        "; Qwen/Qwen2.5-0.5B may be a repository on the Hugging Face Hub, which Twostep does not download from"
+        in message
+    )
+    assert message.endswith("download a .gguf file and give its path")
 
 
 def test_a_path_that_is_none_of_the_hub_s() -> None:
@@ -345,7 +351,7 @@ def test_a_path_that_no_system_takes() -> None:
 
 
 def test_more_threads_than_cpus() -> None:
-    assert "this machine has" in complaint("generate", PROMPT, "--threads", "100000")
+    assert "the number of CPUs" in complaint("generate", PROMPT, "--threads", "100000")
 
 
 def test_weights_that_are_no_numbers(default_model_path: Path, tmp_path: Path) -> None:

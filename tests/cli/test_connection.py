@@ -90,7 +90,7 @@ each_command = pytest.mark.parametrize("words", COMMANDS, ids=lambda words: word
 def test_nobody_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    problem = "Connection refused; no server runs there (--url says where it is)"
+    problem = "Connection refused; no server is running there (--url gives its address)"
     assert complaint(capsys, *words, url) == f"{url}/v1: {problem}"
 
 
@@ -108,12 +108,12 @@ def test_a_key_that_is_missing_or_wrong(
 def test_a_certificate_that_is_not_trusted(words: list[str], tls: str, capsys: pytest.CaptureFixture[str]) -> None:
     message = complaint(capsys, *words, tls, "--api-key", "sesame")
     assert message.startswith(f"{tls}/v1/")
-    assert ": its certificate is not trusted: self-signed certificate" in message.replace("self signed", "self-signed")
-    assert message.endswith("(--cacert FILE trusts more, --insecure any)")
+    assert ": certificate not trusted: self-signed certificate" in message.replace("self signed", "self-signed")
+    assert message.endswith("(--cacert FILE adds trusted ones, --insecure accepts any)")
 
 
 def test_a_named_model_does_not_hide_the_certificate(tls: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "its certificate is not trusted" in complaint(capsys, "bench", "--url", tls, "--model", "m")
+    assert "certificate not trusted" in complaint(capsys, "bench", "--url", tls, "--model", "m")
 
 
 @each_command
@@ -132,7 +132,10 @@ def test_a_certificate_that_is_to_be_trusted(
         assert main(command) == 0
         assert capsys.readouterr().err.startswith(f"m at {tls}/v1; /help")
     else:
-        expected = {"explain": "no request has finished recently", "bench": "status 400: nothing is answered here"}
+        expected = {
+            "explain": "the server has no finished request to explain",
+            "bench": "status 400: nothing is answered here",
+        }
         assert complaint(capsys, *command).endswith(expected[words[0]])
 
 
@@ -141,9 +144,9 @@ def test_a_certificate_that_is_to_be_trusted(
     ("url", "trust", "problem"),
     [
         ("https://127.0.0.1:9", ["--cacert", "/none"], "--cacert is /none: No such file or directory"),
-        ("https://127.0.0.1:9", ["--cacert", __file__], f"--cacert is {__file__}, in which no cert"),
-        ("https://127.0.0.1:9", ["--cacert", "/none", "--insecure"], "--insecure accepts any certificate"),
-        ("http://127.0.0.1:9", ["--insecure"], "--insecure and --cacert are for https://; the URL is http:"),
+        ("https://127.0.0.1:9", ["--cacert", __file__], f"--cacert is {__file__}, which contains no PEM cert"),
+        ("https://127.0.0.1:9", ["--cacert", "/none", "--insecure"], "--insecure and --cacert exclude each other"),
+        ("http://127.0.0.1:9", ["--insecure"], "--insecure and --cacert need an https:// URL; the URL is http:"),
     ],
 )
 def test_what_cannot_be_trusted(

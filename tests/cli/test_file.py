@@ -100,7 +100,7 @@ def test_stopped_it_keeps_what_is_finished_and_says_how_to_go_on(
     assert ended_with == code
     last = said.splitlines()[-1]
     assert re.match(rf"twostep: stopped at \d+/{COUNT} requests, ", last)
-    assert last.endswith(f"the same command goes on from what {out} has")
+    assert last.endswith(f"the same command resumes with the answers in {out}")
     assert "Traceback" not in said
     kept = said_by_model(out)
     assert 5 <= len(kept) < COUNT
@@ -112,10 +112,10 @@ def test_a_recording_is_not_taken_up_again_and_it_says_what_to_do(
 ) -> None:
     out, recording = tmp_path / "answers.jsonl", ("--record", str(tmp_path / "one.rec"))
     _, said = stop(requests, out, signal.SIGTERM, 5, *recording)
-    assert said.splitlines()[-1].endswith(f"the same command with another --record goes on from what {out} has")
+    assert said.splitlines()[-1].endswith(f"the same command with another --record resumes with the answers in {out}")
     again = subprocess.run(command(requests, out, *recording), capture_output=True, text=True, timeout=60, check=False)
     assert again.returncode == 1
-    assert again.stderr.endswith("one.rec exists; a recording never takes its place, give --record another name\n")
+    assert again.stderr.endswith("one.rec exists; a recording is never overwritten, give --record another name\n")
     finish(requests, out, "--record", str(tmp_path / "two.rec"))
     assert said_by_model(out) == uninterrupted
 
@@ -132,7 +132,7 @@ def test_it_says_at_the_start_how_memory_is_divided_and_what_is_set(
     assert any("prompts cut by tokens=64; context 256" in line for line in lines)
     assert said_by_model(out) == uninterrupted
     replayed = subprocess.run([COMMAND, "replay", recording], capture_output=True, text=True, timeout=60, check=True)
-    assert re.search(r"the same plans, byte for byte: (\d+) of \1\n", replayed.stdout)
+    assert re.search(r"identical plans, byte for byte: (\d+) of \1\n", replayed.stdout)
 
 
 @pytest.mark.parametrize(

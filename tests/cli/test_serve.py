@@ -138,7 +138,7 @@ def test_a_key_is_wanted_but_not_shown() -> None:
 
 def test_an_open_door_is_mentioned() -> None:
     with serving(*SMALL, "--host", "0.0.0.0") as (_, lines):
-        assert "note: whoever reaches 0.0.0.0 may use it: no --api-key is set" in lines
+        assert "note: no --api-key is set: anyone who can reach 0.0.0.0 can use the server" in lines
         assert address_of(lines).startswith("http://127.0.0.1:")
 
 

@@ -16,7 +16,7 @@ from twostep.engine.engine import Engine
 from twostep.kernels.step import StepCancelledError
 from twostep.recording.codec import encode_plan, to_bytes
 from twostep.recording.reader import Recording
-from twostep.sim.replay import replay
+from twostep.sim.recorded import replay
 
 EVENTFUL = {"kv_blocks": 40, "max_num_seqs": 12, "priority_preempts": True}
 

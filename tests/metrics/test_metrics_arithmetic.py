@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostep.bench.client.counting import Arrival, token_times
 from twostep.bench.client.outcome import Counting, Failure, FailureKind, Outcome
+from twostep.bench.client.reply import ChunkArrival, token_times
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
 from twostep.metrics.summary import percentile, summarise
 
@@ -73,8 +73,8 @@ def test_a_request_that_is_sent_late_counts_from_when_it_was_due() -> None:
 
 def test_a_role_is_no_token() -> None:
     """The role at 20 ms brings no text, the first token comes at 50 ms: so do chunks become times of tokens."""
-    role = Arrival(20 * MS, characters=0)
-    tokens = [Arrival(at * MS, characters=4) for at in (50, 70)]
+    role = ChunkArrival(20 * MS, characters=0)
+    tokens = [ChunkArrival(at * MS, characters=4) for at in (50, 70)]
     token_ns, counted = token_times([role, *tokens], total=2)
     times = RequestTimes(0, token_ns, 80 * MS)
     assert (times.ttft_s, in_ms(*times.itl_s), counted) == (0.050, [20], Counting.STATED)
@@ -150,7 +150,7 @@ def test_what_is_undefined_breaks_no_limit() -> None:
 
 
 def test_an_outcome_tells_of_the_servers_count_or_of_what_was_asked() -> None:
-    failure = Failure(FailureKind.STALLED, "nothing came for 60 s")
+    failure = Failure(FailureKind.STALLED, "no byte for 60 s")
     outcome = Outcome(0, 0, 5, (10, 20), 30, asked_input_tokens=7, asked_output_tokens=2, failure=failure)
     assert outcome.times() == RequestTimes(0, (10, 20), 30, 7, "stalled")
     counted = Outcome(0, 0, 5, (10, 20), 30, asked_input_tokens=7, asked_output_tokens=2, input_tokens=9)

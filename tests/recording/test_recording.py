@@ -116,7 +116,7 @@ class TestFormat:
         plan = Plan(7, 0, 3, admissions=(admitted,), chunks=(chunk,), not_admitted=(waiting,), predicted_ns=38_900_000)
         assert plan_words(plan) == (
             "step 7: 3 decode; 9 is admitted with 90 tokens, 2 blocks of them cached; "
-            "9 computes 48 from 32 (token budget of 64 a step); 10 has to wait (all 8 slots are taken); "
+            "9 computes 48 from 32 (token budget of 64 a step); 10 must wait (all 8 slots are taken); "
             "predicted 38.9 ms"
         )
 
@@ -163,7 +163,7 @@ def test_on_a_stuck_disk_the_recording_ends_with_one_error(tmp_path: Path) -> No
     recorder = stuck(tmp_path, BackgroundWriter(write, 10_000))
     begun_s = time.monotonic()
     errors = raised(recorder, 20_000)
-    assert errors == [f"{no_file(tmp_path)}: the disk does not keep up; the recording ends here"]
+    assert errors == [f"{no_file(tmp_path)}: the disk is too slow; the recording ends here"]
     assert time.monotonic() - begun_s < 30
     os.close(read)
     os.close(write)
@@ -174,7 +174,7 @@ def test_what_a_stuck_disk_did_not_get_is_told_at_the_end(tmp_path: Path) -> Non
     recorder = stuck(tmp_path, BackgroundWriter(write, 1 << 20))
     for _ in range(20_000):
         recorder.turn((1,), ())
-    with pytest.raises(RecordingError, match="the disk does not keep up; the recording ends here"):
+    with pytest.raises(RecordingError, match="the disk is too slow; the recording ends here"):
         recorder.close()
     os.close(read)
     os.close(write)
@@ -219,10 +219,10 @@ def changed(place: list[int], value: object) -> object:
     [
         (7, "turn is 7, not a list of 2 or 5"),
         ([[1], [], []], "turn is [[1], [], []], not a list of 2 or 5"),
-        ([[], []], "times is [], not one time at least"),
+        ([[], []], "times is [], not a list with at least one time"),
         ([[-1], []], "times is -1, not a whole number from 0"),
         ([[1], [["?", "a"]]], "command is ['?', 'a'], not a request [\"+\", ...] or an abort [\"-\", id, choice]"),
-        ([[1], [["-", 7, None]]], "abort: id is 7, not a text"),
+        ([[1], [["-", 7, None]]], "abort: id is 7, not a string"),
         ([[1], [[*REQUEST, 0]]], "request is ['a', 20, 4, '', 0, 1, ...], not a list of 7"),
         ([[1], [["+", "a", True, 4, "", 0, 1, 0]]], "request: prompt tokens is True, not a whole number from 1"),
         ([[1], [["+", "a", 20, 4, "AAAA", 0, 1, 0]]], "request: hashes is 'AAAA', not base64 of hashes of 16 bytes"),
@@ -277,7 +277,7 @@ def header(**changes: object) -> dict[str, object]:
         (header(seats=True), "settings: seats is True, not like 64"),
         (header(blocks=[0]), "settings: blocks is 0, not a whole number from 1"),
         (header(blocks=[None]), "settings: blocks is None, not a whole number from 1"),
-        ({**header(), "about": {"model": 7}}, "about: model is 7, not a text"),
+        ({**header(), "about": {"model": 7}}, "about: model is 7, not a string"),
     ],
 )
 def test_what_is_wrong_in_the_header_is_named(tmp_path: Path, value: object, complaint: str) -> None:
@@ -313,7 +313,7 @@ def test_a_last_line_cut_off_anywhere_is_left_out_and_told(tmp_path: Path) -> No
 def test_a_header_cut_off_is_told(tmp_path: Path) -> None:
     file = written(tmp_path)
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(RecordingError, match="cut off within its first line"):
+    with pytest.raises(RecordingError, match="incomplete first line"):
         Recording(file)
 
 

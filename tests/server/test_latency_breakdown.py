@@ -592,9 +592,9 @@ def test_explain_where_nothing_has_finished(server_host: Host, capsys: pytest.Ca
     with server_host.front() as front:
         assert main(["explain", "--url", front.url]) == 1
         assert httpx.get(f"{front.url}/v1/requests").json()["data"] == []
-    assert capsys.readouterr().err == f"twostep: {front.url}/v1: no request has finished recently\n"
+    assert capsys.readouterr().err == f"twostep: {front.url}/v1: the server has no finished request to explain\n"
     assert main(["explain", "--url", front.url]) == 1
-    assert "Connection refused; no server runs there (--url says where it is)" in capsys.readouterr().err
+    assert "Connection refused; no server is running there (--url gives its address)" in capsys.readouterr().err
 
 
 def test_requests_are_listed_newest_first(server: Served) -> None:

@@ -17,7 +17,7 @@ from support.http_server import NAME, Host, Served, within
 
 from twostep.bench.client.reply import StreamReply
 from twostep.cli.chat import Said
-from twostep.cli.chat_remote import RemotePartner
+from twostep.cli.remote import RemotePartner
 from twostep.openai_api.api_error import ApiError
 from twostep.server.http import replies
 

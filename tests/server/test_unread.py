@@ -212,7 +212,7 @@ def test_recordings_to_a_disk_that_is_stuck(tmp_path: Path) -> None:
         assert process.stderr
         log = process.stderr.read()
     assert len(os.read(ends[0], 10_000)) > 3000, "the pipe was not full"
-    assert "run.rec: the disk does not keep up; the recording ends here" in log
+    assert "run.rec: the disk is too slow; the recording ends here" in log
     for end in ends:
         os.close(end)
 

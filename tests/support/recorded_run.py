@@ -15,7 +15,7 @@ from twostep.perf.linear import LinearCostModel
 from twostep.recording.reader import Recording
 from twostep.recording.writer import RecordedSurroundings, Recorder
 from twostep.settings import Settings
-from twostep.sim.replay import Replay, replay
+from twostep.sim.recorded import Replay, replay
 
 TOKENS = range(10**9, 2**31)
 """Ids that no count and no time in a recording comes near, but for the first time."""

@@ -68,19 +68,23 @@ def test_arrivals(flags: list[str], arrivals: str, tmp_path: Path, capsys: pytes
         (
             ["make", "fixed", "--input-tokens", "0", "--out", "w"],
             1,
-            "--input-tokens is 0; it has to be from 1 to 1e+07",
+            "--input-tokens is 0; it must be from 1 to 1e+07",
         ),
-        (["make", "fixed", "--output-tokens", "5-3", "--out", "w"], 1, "--output-tokens is 5-3; the least has to come"),
-        (["make", "batch", "--rate", "2", "--to-rate", "0", "--out", "w"], 1, "twostep: --to-rate is 0; it has to be"),
+        (
+            ["make", "fixed", "--output-tokens", "5-3", "--out", "w"],
+            1,
+            "--output-tokens is 5-3; the smaller number must come",
+        ),
+        (["make", "batch", "--rate", "2", "--to-rate", "0", "--out", "w"], 1, "twostep: --to-rate is 0; it must be"),
         (
             ["make", "batch", "--requests", "9" * 400, "--out", "w"],
             1,
-            "--requests is 999999999999999999...9999999999999999999; it has",
+            "--requests is 999999999999999999...9999999999999999999; it must",
         ),
         (
             ["make", "chat", "--context-tokens", "9", "--system-tokens", "0", "--user-tokens", "2", "--out", "w"],
             1,
-            "--answer-tokens is 90; it has to be from 1 to 9",
+            "--answer-tokens is 90; it must be from 1 to 9",
         ),
         (
             ["make", "batch", "--context-tokens", "500", "--out", "w"],
@@ -90,28 +94,28 @@ def test_arrivals(flags: list[str], arrivals: str, tmp_path: Path, capsys: pytes
         (
             ["import", "azure-code", "--rate", "1", "--rate-scale", "2", "--out", "w"],
             1,
-            "--rate and --rate-scale both say how fast requests come",
+            "--rate and --rate-scale both set the rate",
         ),
-        (["import", "azure-code", "--max-input", "0", "--out", "w"], 1, "--max-input is 0; it has to be from 1"),
+        (["import", "azure-code", "--max-input", "0", "--out", "w"], 1, "--max-input is 0; it must be from 1"),
         (["import", "azure-code", "--from-s", "1e6", "--out", "w"], 1, "requests is left: those from 1e+06 s"),
         (["make", "batch"], 2, "the following arguments are required: --out"),
         (
             ["make", "fixed", "--input-tokens", "few", "--out", "w"],
             2,
-            "--input-tokens: 'few' is not a length, such as 100, or LEAST-MOST",
+            "--input-tokens: 'few' is not a length, such as 100, or a range",
         ),
-        (["make", "chat", "--turns", "0", "--out", "w"], 1, "twostep: --turns is 0; it has to be from 1 to 1000"),
+        (["make", "chat", "--turns", "0", "--out", "w"], 1, "twostep: --turns is 0; it must be from 1 to 1000"),
         (
             ["import", "none.csv", "--out", "w"],
             1,
-            "none.csv: No such file or directory; it has to be a file, or one of",
+            "none.csv: No such file or directory; give a file, or one of",
         ),
         (
             ["import", "azure-code", "--rate", "0", "--out", "w"],
             1,
-            "twostep: --rate is 0; it has to be from 1e-06 to 1e+06",
+            "twostep: --rate is 0; it must be from 1e-06 to 1e+06",
         ),
-        (["show", "."], 1, ".: Is a directory; it has to be a file, or one of azure-code"),
+        (["show", "."], 1, ".: Is a directory; give a file, or one of azure-code"),
     ],
 )
 def test_one_line_says_what_is_wrong(
@@ -161,11 +165,11 @@ def test_show_as_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert lines == [
         "name      -",
         "source    -",
-        "requests  4, 1 of them after the end of another",
+        "requests  4, 1 of them sent after another has ended",
         "arrivals  0.6667 requests/s over 4.0 s, cv of the gaps 0.50",
         "prompts   mean 40, p50 40, p90 59, p99 64, max 64 tokens",
         "answers   mean 5, p50 4, p90 7, p99 8, max 8 tokens",
-        "shared    60.0% of the prompts' tokens can be found in a prefix cache, at most (blocks of 16)",
+        "shared    up to 60.0% of the prompt tokens can be found in a prefix cache (blocks of 16)",
     ]
     assert told == []
 
@@ -174,7 +178,7 @@ def test_names_in_a_file_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFi
     header = {"twostep_workload": 1, "block_tokens": 16, "name": "a\x1b[2J", "source": "b\nc"}
     (tmp_path / "w").write_text("".join(json.dumps(row) + "\n" for row in (header, ROW)))
     shown, told = run(capsys, "import", str(tmp_path / "w"), "--rate", "2", "--out", str(tmp_path / "v"), code=1)
-    assert (shown, told) == ([], ["twostep: 'a\\x1b[2J' has no rate to change: its requests come all at once"])
+    assert (shown, told) == ([], ["twostep: 'a\\x1b[2J' has no rate to change: all its requests arrive at once"])
     assert run(capsys, "show", str(tmp_path / "w"))[0][:2] == ["name      a\ufffd[2J", "source    b\ufffdc"]
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
-from twostep.workload.foreign import open_workload
+from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.format import BY_END, header_line, read_workload, request_line, write_workload
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.trace_formats import open_workload
 
 HEADER = {"twostep_workload": 1, "block_tokens": 16}
 ROW = {"arrival_s": 1.5, "input_tokens": 40, "output_tokens": 5}
@@ -79,12 +79,12 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         path, said = tmp_path / "torn.jsonl", list[str]()
         path.write_text(whole + row[:length])
         assert len(read_workload(path, said.append).requests) == 1
-        assert said == [f"{path}, line 3: the last line is cut off, it was left out"]
+        assert said == [f"{path}, line 3: the last line is incomplete and was skipped"]
 
 
 def test_a_last_line_that_is_whole_and_wrong_is_no_torn_one(tmp_path: Path) -> None:
     for row, told in (
-        ('{"arrival_s": 1, "arrival_s": 2}', "'arrival_s' is there more than once"),
+        ('{"arrival_s": 1, "arrival_s": 2}', "'arrival_s' appears more than once"),
         ('{"arrival_s": ' + "9" * 5000 + "}", "not JSON: Exceeds the limit"),
     ):
         assert told in complaint(write(tmp_path, HEADER, ROW, row, end=""))
@@ -106,26 +106,29 @@ def test_rows_in_order_of_their_end_are_sorted_and_count_from_the_first(tmp_path
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ("[1]", "[1] is no object with arrival_s, input_tokens, output_tokens"),
+        ("[1]", "[1] is not an object with arrival_s, input_tokens, output_tokens"),
         ('{"arrival_s": 1.0 "input_tokens": 4}', "not JSON: Expecting ',' delimiter, at column 19"),
         ('{"arrival_s": ' + "[" * 100_000, "not JSON: nested too deeply"),
         ({"arrival_s": 1.0, "input_tokens": 4}, "output_tokens is missing"),
         ({**ROW, "block": [1]},
-         "'block' is no field; there are arrival_s, input_tokens, output_tokens, blocks, after, text"),
-        ({**ROW, "arrival_s": -0.1}, "arrival_s is -0.1; it has to be seconds from 0"),
-        ({**ROW, "arrival_s": True}, "arrival_s is True; it has to be seconds from 0"),
-        ('{"arrival_s": NaN, "input_tokens": 1, "output_tokens": 1}', "arrival_s is nan; it has to be seconds from 0"),
-        ({**ROW, "arrival_s": 0.5}, "arrival_s is 0.5; it has to be from 1.5, as rows are in order"),
-        ({**ROW, "input_tokens": 0}, "input_tokens is 0; it has to be a whole number from 1 to 100000000"),
-        ({**ROW, "output_tokens": 2.0}, "output_tokens is 2.0; it has to be a whole number from 1 to 100000000"),
+         "unknown field 'block'; known are arrival_s, input_tokens, output_tokens, blocks, after, text"),
+        ({**ROW, "arrival_s": -0.1}, "arrival_s is -0.1; it must be a number of seconds, 0 or more"),
+        ({**ROW, "arrival_s": True}, "arrival_s is True; it must be a number of seconds, 0 or more"),
+        (
+            '{"arrival_s": NaN, "input_tokens": 1, "output_tokens": 1}',
+            "arrival_s is nan; it must be a number of seconds, 0 or more",
+        ),
+        ({**ROW, "arrival_s": 0.5}, "arrival_s is 0.5; it must be at least 1.5, as rows are in order"),
+        ({**ROW, "input_tokens": 0}, "input_tokens is 0; it must be a whole number from 1 to 100000000"),
+        ({**ROW, "output_tokens": 2.0}, "output_tokens is 2.0; it must be a whole number from 1 to 100000000"),
         ({**ROW, "blocks": [0, -1]},
-         "blocks is [0, -1]; it has to be a list of whole numbers from 0 to 9223372036854775807"),
-        ({**ROW, "blocks": [1, 2, 3, 4]}, "blocks has 4 members; input_tokens and block_tokens leave room for 3"),
-        ({**ROW, "after": 1}, "after is 1; it has to be a whole number from 0 to 0"),
-        ({**ROW, "after": None}, "after is None; it has to be a whole number from 0 to 0"),
-        ({**ROW, "text": 5}, "text is 5; it has to be a text"),
+         "blocks is [0, -1]; it must be a list of whole numbers from 0 to 9223372036854775807"),
+        ({**ROW, "blocks": [1, 2, 3, 4]}, "blocks has 4 members; input_tokens and block_tokens allow at most 3"),
+        ({**ROW, "after": 1}, "after is 1; it must be a whole number from 0 to 0"),
+        ({**ROW, "after": None}, "after is None; it must be a whole number from 0 to 0"),
+        ({**ROW, "text": 5}, "text is 5; it must be a string"),
         ('{"arrival_s": 2, "input_tokens": 1, "output_tokens": 1, "input_tokens": 9}',
-         "'input_tokens' is there more than once"),
+         "'input_tokens' appears more than once"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(tmp_path: Path, row: object, told: str) -> None:
@@ -136,15 +139,15 @@ def test_a_wrong_row_is_named(tmp_path: Path, row: object, told: str) -> None:
 @pytest.mark.parametrize(
     ("header", "told"),
     [
-        ({"arrival_s": 1}, 'not a workload: its first line has to be an object with "twostep_workload": 1'),
+        ({"arrival_s": 1}, 'not a workload: the first line must be an object with "twostep_workload": 1'),
         ({**HEADER, "twostep_workload": 2},
-         "twostep_workload is 2; it has to be 1, the only version that this Twostep reads"),
+         "twostep_workload is 2; it must be 1, the only version that this version of Twostep reads"),
         ({"twostep_workload": 1}, "block_tokens is missing"),
-        ({**HEADER, "block_tokens": 0}, "block_tokens is 0; it has to be a whole number from 1 to 100000000"),
+        ({**HEADER, "block_tokens": 0}, "block_tokens is 0; it must be a whole number from 1 to 100000000"),
         ({**HEADER, "licence": "x"},
-         "'licence' is no field; there are twostep_workload, block_tokens, name, source, order"),
-        ({**HEADER, "order": "any"}, "order is 'any'; it has to be arrival or end"),
-        ({**HEADER, "name": 1}, "name is 1; it has to be a text"),
+         "unknown field 'licence'; known are twostep_workload, block_tokens, name, source, order"),
+        ({**HEADER, "order": "any"}, "order is 'any'; it must be arrival or end"),
+        ({**HEADER, "name": 1}, "name is 1; it must be a string"),
     ],
 )  # fmt: skip
 def test_a_wrong_header_is_named(tmp_path: Path, header: object, told: str) -> None:
@@ -154,12 +157,12 @@ def test_a_wrong_header_is_named(tmp_path: Path, header: object, told: str) -> N
 
 def test_the_first_request_comes_after_none(tmp_path: Path) -> None:
     path = write(tmp_path, HEADER, {**ROW, "after": 0})
-    assert complaint(path) == f"{path}, line 2: after is 0; there is no request before the first"
+    assert complaint(path) == f"{path}, line 2: after is 0; the first request has no earlier one"
 
 
 def test_rows_in_order_of_their_end_come_after_none(tmp_path: Path) -> None:
     path = write(tmp_path, {**HEADER, "order": BY_END}, ROW, {**ROW, "after": 0})
-    assert complaint(path) == f"{path}, line 3: after is 0; there is none where order is end"
+    assert complaint(path) == f"{path}, line 3: after is 0; it is not allowed with order end"
 
 
 def test_an_empty_file_is_no_workload(tmp_path: Path) -> None:
@@ -170,11 +173,11 @@ def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
     path = tmp_path / "long"
     with path.open("wb") as file:
         file.truncate(40 << 20)  # zeros
-    assert complaint(path) == f"{path}, line 1: longer than 16 MiB, the most allowed"
+    assert complaint(path) == f"{path}, line 1: longer than the maximum of 16 MiB"
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twostep.workload.lines.MOST_LINES", 3)
+    monkeypatch.setattr("twostep.workload.checked_fields.MOST_LINES", 3)
     assert "has more than 3 lines" in complaint(write(tmp_path, HEADER, ROW, ROW, ROW))
 
 

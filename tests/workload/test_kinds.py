@@ -10,9 +10,8 @@ import pytest
 
 from twostep.errors import InvalidParameterError
 from twostep.workload.arrivals import Arrivals, AtOnce, Ramp, Renewal
+from twostep.workload.definition import Workload, WorkloadRequest, arrival_cv, mean_rate, starts_s
 from twostep.workload.kinds import KINDS, Batch, Chat, Fixed, Rag, make_workload
-from twostep.workload.rates import arrival_cv, mean_rate, starts_s
-from twostep.workload.workload import Workload, WorkloadRequest
 
 MANY = 20_000
 
@@ -70,11 +69,11 @@ def test_all_at_once() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "told"),
     [
-        (lambda: Renewal(0.0), "rate is 0; it has to be from 1e-06 to 1e+06"),
-        (lambda: Renewal(float("nan")), "rate is nan; it has to be from 1e-06 to 1e+06"),
-        (lambda: Renewal(1.0, -1.0), "cv is -1; it has to be from 0 to 100"),
-        (lambda: Ramp(1.0, 0.0, 5), "last_rate is 0; it has to be from 1e-06 to 1e+06"),
-        (lambda: Ramp(1.0, 2.0, 0), "requests is 0; it has to be from 1 to 1e+09"),
+        (lambda: Renewal(0.0), "rate is 0; it must be from 1e-06 to 1e+06"),
+        (lambda: Renewal(float("nan")), "rate is nan; it must be from 1e-06 to 1e+06"),
+        (lambda: Renewal(1.0, -1.0), "cv is -1; it must be from 0 to 100"),
+        (lambda: Ramp(1.0, 0.0, 5), "last_rate is 0; it must be from 1e-06 to 1e+06"),
+        (lambda: Ramp(1.0, 2.0, 0), "requests is 0; it must be from 1 to 1e+09"),
     ],
 )
 def test_arrivals_that_are_none(arrivals: Any, told: str) -> None:
@@ -217,21 +216,21 @@ def test_the_source_says_how_it_was_made() -> None:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        (lambda: Chat(turns=0.5), "turns is 0.5; it has to be from 1 to 1000"),
-        (lambda: Chat(think_s=-1), "think_s is -1; it has to be from 0 to 1e+06"),
-        (lambda: Chat(user_tokens=0), "user_tokens is 0; it has to be from 1 to 4096"),
+        (lambda: Chat(turns=0.5), "turns is 0.5; it must be from 1 to 1000"),
+        (lambda: Chat(think_s=-1), "think_s is -1; it must be from 0 to 1e+06"),
+        (lambda: Chat(user_tokens=0), "user_tokens is 0; it must be from 1 to 4096"),
         (lambda: Chat(context_tokens=1000),
-         "context_tokens is 1000; it has to be 1296 at least: 256 before, "
+         "context_tokens is 1000; it must be at least 1296: 256 before, "
          "and 8 times user_tokens 40 and answer_tokens 90"),
-        (lambda: Rag(documents=0), "documents is 0; it has to be from 1 to 1e+06"),
+        (lambda: Rag(documents=0), "documents is 0; it must be from 1 to 1e+06"),
         (lambda: Rag(document_tokens=4000),
-         "context_tokens is 4096; it has to be 4704 at least: 4064 before, "
+         "context_tokens is 4096; it must be at least 4704: 4064 before, "
          "and 8 times question_tokens 30 and answer_tokens 50"),
         (lambda: Batch(input_tokens=500),
-         "context_tokens is 4096; it has to be 4800 at least: 0 before, "
+         "context_tokens is 4096; it must be at least 4800: 0 before, "
          "and 8 times input_tokens 500 and answer_tokens 100"),
-        (lambda: Fixed(input_tokens=(9, 8)), "input_tokens is 9-8; the least has to come before the most"),
-        (lambda: make_workload(Batch(), AtOnce(), 0), "requests is 0; it has to be from 1 to 1e+06"),
+        (lambda: Fixed(input_tokens=(9, 8)), "input_tokens is 9-8; the smaller number must come first"),
+        (lambda: make_workload(Batch(), AtOnce(), 0), "requests is 0; it must be from 1 to 1e+06"),
     ],
 )  # fmt: skip
 def test_kinds_that_cannot_be(kind: Any, told: str) -> None:

@@ -27,8 +27,8 @@ from twostep.errors import WorkloadError
 from twostep.server.config import ServerConfig
 from twostep.server.front import serve
 from twostep.server.observe.traffic_recorder import BlockNumbers, TrafficRecorder
+from twostep.workload.definition import Workload
 from twostep.workload.format import read_workload
-from twostep.workload.workload import Workload
 
 FIRST, OTHER = list(range(5000, 5040)), list(range(6000, 6040))
 

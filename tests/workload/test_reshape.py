@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from twostep.errors import InvalidParameterError, WorkloadError
 from twostep.workload.arrivals import AtOnce, Renewal
+from twostep.workload.definition import Workload, WorkloadRequest, arrival_cv, mean_rate
 from twostep.workload.kinds import Batch, Chat, Rag, make_workload
-from twostep.workload.rates import arrival_cv, mean_rate
 from twostep.workload.reshape import Changes, reshaped
-from twostep.workload.workload import Workload, WorkloadRequest
 
 FOUR = Workload(
     [
@@ -106,7 +105,7 @@ def test_the_rate_is_the_one_that_was_asked_for(rate: float, said: list[str]) ->
 
 def test_what_comes_all_at_once_has_no_rate(said: list[str]) -> None:
     workload = make_workload(Rag(), AtOnce(), 5)
-    with pytest.raises(WorkloadError, match="'rag' has no rate to change: its requests come all at once"):
+    with pytest.raises(WorkloadError, match="'rag' has no rate to change: all its requests arrive at once"):
         reshaped(workload, Changes(rate=1.0), said.append)
 
 
@@ -116,8 +115,8 @@ def test_clipping_keeps_what_is_shared_and_says_how_much_is_gone(said: list[str]
     assert [request.output_tokens for request in short.requests] == [10, 20, 25, 25]
     assert [request.blocks for request in short.requests] == [(0, 1, 2, 3), (0, 1, 7), (0, 1, 2, 3), (10,)]
     assert said == [
-        "2 of 4 prompts clipped to 50 tokens, 51.3% of all their tokens are gone",
-        "2 of 4 answers clipped to 25 tokens, 20.0% of all their tokens are gone",
+        "2 of 4 prompts clipped to 50 tokens, 51.3% of their tokens removed",
+        "2 of 4 answers clipped to 25 tokens, 20.0% of their tokens removed",
     ]
     assert short.source == "by hand; prompts clipped to 50, answers to 25 tokens"
 
@@ -129,9 +128,9 @@ def test_nothing_to_clip_says_nothing(said: list[str]) -> None:
 
 def test_a_text_can_neither_be_clipped_nor_scaled(said: list[str]) -> None:
     workload = Workload([WorkloadRequest(0.0, 10, 2), WorkloadRequest(0.0, 20, 2, text="hello")])
-    with pytest.raises(WorkloadError, match="request 1 has its text; only lengths without a text can be clipped"):
+    with pytest.raises(WorkloadError, match="request 1 has text; only requests without text can be clipped"):
         reshaped(workload, Changes(max_input_tokens=15), said.append)
-    with pytest.raises(WorkloadError, match="request 1 has its text; only lengths without a text can be scaled"):
+    with pytest.raises(WorkloadError, match="request 1 has text; only requests without text can be scaled"):
         reshaped(workload, Changes(length_scale=0.5), said.append)
     assert reshaped(workload, Changes(max_input_tokens=20), said.append).requests == list(workload.requests)
 
@@ -221,11 +220,11 @@ def test_all_changes_in_their_order(said: list[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rate": 0.0}, "rate is 0; it has to be from 1e-06 to 1e+06"),
-        ({"requests": 0}, "requests is 0; it has to be from 1 to 1e+09"),
-        ({"from_s": 5.0, "to_s": 4.0}, "to_s is 4; it has to be from 5 to 1e+12"),
-        ({"length_scale": float("nan")}, "length_scale is nan; it has to be from 1e-06 to 1e+06"),
-        ({"rate": 1.0, "rate_scale": 1.0}, "rate and rate_scale both say how fast requests come; give one"),
+        ({"rate": 0.0}, "rate is 0; it must be from 1e-06 to 1e+06"),
+        ({"requests": 0}, "requests is 0; it must be from 1 to 1e+09"),
+        ({"from_s": 5.0, "to_s": 4.0}, "to_s is 4; it must be from 5 to 1e+12"),
+        ({"length_scale": float("nan")}, "length_scale is nan; it must be from 1e-06 to 1e+06"),
+        ({"rate": 1.0, "rate_scale": 1.0}, "rate and rate_scale both set the rate; give one of them"),
     ],
 )
 def test_changes_that_cannot_be(changes: dict[str, float], told: str) -> None:

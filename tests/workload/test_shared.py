@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twostep.bench.load.prompts import IdSource
+from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.reshape import clipped
-from twostep.workload.workload import Workload, WorkloadRequest
 
 
 @st.composite

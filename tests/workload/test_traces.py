@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twostep.errors import WorkloadError
-from twostep.workload.find import EXCERPTS, excerpt_names, find_workload
-from twostep.workload.foreign import open_workload
+from twostep.workload.definition import Workload, WorkloadRequest, mean_rate
 from twostep.workload.format import write_workload
-from twostep.workload.rates import mean_rate
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.trace_formats import EXCERPTS, excerpt_names, find_workload, open_workload
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -65,7 +63,7 @@ def test_times_may_have_a_zone(tmp_path: Path, said: list[str], mark: str) -> No
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, said: list[str]) -> None:
     rows = "TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n2024-05-10 00:00:00,1,2,3\n"
-    with pytest.raises(WorkloadError, match=r"trace\.csv, line 1: 'ContextTokens' is there more than once"):
+    with pytest.raises(WorkloadError, match=r"trace\.csv, line 1: 'ContextTokens' appears more than once"):
         open_workload(file(tmp_path, rows), said.append)
 
 
@@ -81,7 +79,7 @@ def test_mooncake_blocks_become_shared_prefixes(tmp_path: Path, said: list[str])
 def test_burstgpt_failures_are_dropped_and_counted(tmp_path: Path, said: list[str]) -> None:
     path = file(tmp_path, BURSTGPT)
     assert lengths(open_workload(path, said.append)) == [(0.0, 472, 18), (113.5, 417, 276)]
-    assert said == [f"{path}: 1 of 3 rows dropped, they have no prompt or no answer"]
+    assert said == [f"{path}: 1 of 3 rows dropped because they have no prompt or no answer"]
 
 
 def test_burstgpt_with_more_columns(tmp_path: Path, said: list[str]) -> None:
@@ -93,7 +91,7 @@ def test_burstgpt_with_more_columns(tmp_path: Path, said: list[str]) -> None:
 def test_rows_out_of_order_are_sorted_and_that_is_said(tmp_path: Path, said: list[str]) -> None:
     path = file(tmp_path, "Timestamp,Request tokens,Response tokens\n9,1,1\n4,2,2\n")
     assert lengths(open_workload(path, said.append)) == [(0.0, 2, 2), (5.0, 1, 1)]
-    assert said == [f"{path}: rows are not in the order of their arrival, they were sorted"]
+    assert said == [f"{path}: rows were not in order of arrival and have been sorted"]
 
 
 def test_our_own_format_is_known_too(tmp_path: Path, said: list[str]) -> None:
@@ -114,12 +112,12 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, said: list[st
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ("yesterday,1,1", "TIMESTAMP is 'yesterday'; it has to be a time such as 2023-11-16 18:17:03.9799600"),
-        ("2023-11-16 18:17:05,-1,1", "ContextTokens is '-1'; it has to be a whole number from 0 to 100000000"),
-        ("2023-11-16 18:17:05,1,1e3", "GeneratedTokens is '1e3'; it has to be a whole number from 0 to 100000000"),
+        ("yesterday,1,1", "TIMESTAMP is 'yesterday'; it must be a time such as 2023-11-16 18:17:03.9799600"),
+        ("2023-11-16 18:17:05,-1,1", "ContextTokens is '-1'; it must be a whole number from 0 to 100000000"),
+        ("2023-11-16 18:17:05,1,1e3", "GeneratedTokens is '1e3'; it must be a whole number from 0 to 100000000"),
         ("2023-11-16 18:17:05,1,\u0661",
-         "GeneratedTokens is '\u0661'; it has to be a whole number from 0 to 100000000"),
-        ("2023-11-16 18:17:05,1", "2 fields, the first line names 3"),
+         "GeneratedTokens is '\u0661'; it must be a whole number from 0 to 100000000"),
+        ("2023-11-16 18:17:05,1", "2 fields; the header has 3"),
     ],
 )  # fmt: skip
 def test_wrong_rows_of_csv_are_named(tmp_path: Path, said: list[str], row: str, told: str) -> None:
@@ -132,11 +130,11 @@ def test_wrong_rows_of_csv_are_named(tmp_path: Path, said: list[str], row: str, 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"timestamp": -1}, "timestamp is -1; it has to be a whole number from 0 to 1000000000000000"),
-        ({"input_length": 1.5}, "input_length is 1.5; it has to be a whole number from 0 to 100000000"),
+        ({"timestamp": -1}, "timestamp is -1; it must be a whole number from 0 to 1000000000000000"),
+        ({"input_length": 1.5}, "input_length is 1.5; it must be a whole number from 0 to 100000000"),
         ({"hash_ids": [1, 2, 3, 4]},
-         "hash_ids is [1, 2, 3, 4]; it has to be a list of at most 3 whole numbers, one for 512 tokens"),
-        ({"hash_ids": ["a"]}, "hash_ids is ['a']; it has to be a list of at most 3 whole numbers, one for 512 tokens"),
+         "hash_ids is [1, 2, 3, 4]; it must be a list of at most 3 whole numbers, one for 512 tokens"),
+        ({"hash_ids": ["a"]}, "hash_ids is ['a']; it must be a list of at most 3 whole numbers, one for 512 tokens"),
     ],
 )  # fmt: skip
 def test_wrong_rows_of_json_are_named(tmp_path: Path, said: list[str], changed: dict[str, object], told: str) -> None:
@@ -148,7 +146,7 @@ def test_wrong_rows_of_json_are_named(tmp_path: Path, said: list[str], changed: 
 
 def test_a_number_that_is_none_is_named(tmp_path: Path, said: list[str]) -> None:
     path = file(tmp_path, "Timestamp,Request tokens,Response tokens\nnan,1,1\n")
-    with pytest.raises(WorkloadError, match="line 2: Timestamp is 'nan'; it has to be a finite number"):
+    with pytest.raises(WorkloadError, match="line 2: Timestamp is 'nan'; it must be a finite number"):
         open_workload(path, said.append)
 
 
@@ -218,4 +216,4 @@ def test_what_is_neither_is_refused_with_what_there_is(tmp_path: Path, said: lis
     with pytest.raises(WorkloadError) as caught:
         find_workload("azure-con", said.append)
     excerpts = "azure-code, azure-conv, mooncake-conversation"
-    assert str(caught.value) == f"azure-con: No such file or directory; it has to be a file, or one of {excerpts}"
+    assert str(caught.value) == f"azure-con: No such file or directory; give a file, or one of {excerpts}"

@@ -1,5 +1,5 @@
-"""Speaks: the `twostep` command, one module a subcommand. Heavy imports stay inside `run`: `--help` is instant."""
+"""The `twostep` command, one module per subcommand. Heavy imports are inside `run`, so that `--help` is fast."""
 
 from twostep.processes import forget_relative_paths
 
-forget_relative_paths()  # before anything else is imported: a command runs in folders that hold anything
+forget_relative_paths()  # before other imports: the working directory may hold any files

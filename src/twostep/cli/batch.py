@@ -1,4 +1,4 @@
-"""`twostep generate --file REQUESTS --out ANSWERS`: many requests at once, taken up again where a run ended."""
+"""`twostep generate --file REQUESTS --out ANSWERS`: many requests in one run, which can be resumed."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twostep.cli import engine_options
-from twostep.cli.request import check_threads
+from twostep.cli.prompt_input import check_threads
 from twostep.errors import InvalidParameterError, TwostepError
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ SAID_BY_BODIES = (
     "prompt", "system", "raw", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "seed",
 )  # fmt: skip
-"""Options of `generate` that each line of a file says for itself."""
+"""Options of `generate` that each line of the file sets."""
 
 
 class UnansweredError(TwostepError):
-    """Some requests of a file got an error for an answer."""
+    """Some requests of the file were answered with an error."""
 
 
 def run(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
-    """`defaults` gives the default of an option: one that differs was given."""
+    """`defaults` returns the default of an option; an option with another value was given by the user."""
     _check_options(options, defaults)
     settings = engine_options.settings(options)
     again = "the same command" if options.record is None else "the same command with another --record"
@@ -46,11 +46,13 @@ def answer_file(
     retry_errors: bool = False,
     again: str = "the same command",
 ) -> None:
-    """Answers what no earlier run has answered; `load` is called once it is known that there is something.
+    """Answers the requests that no earlier run has answered. Calls `load` only if there are any.
 
-    With `retry_errors` an error is no answer. `again` is how a run that is stopped goes on. Raises `BatchFileError` for
-    files that cannot be used, before anything is computed; `UnansweredError` at the end, if there are requests, also of
-    earlier runs, that could not be answered. `requests` may be a pipe, or - for standard input.
+    With `retry_errors`, requests whose answer is an error are repeated. `again` names the command that resumes a
+    stopped run. `requests` may be a pipe, or - for standard input.
+
+    Raises `BatchFileError` for unusable files before anything is computed, and `UnansweredError` at the end if
+    requests of this or an earlier run were answered with an error.
     """
     from twostep.batchfile.answer_file import AnswerFile
     from twostep.batchfile.request_lines import check_lines
@@ -60,13 +62,13 @@ def answer_file(
     given = InputFile(requests)
     lines = check_lines(given)
     if given.is_file_at(out):
-        raise InvalidParameterError(f"--out is {out}, which is the file of requests")
+        raise InvalidParameterError(f"--out is {out}, the file that --file reads; give another file")
     with AnswerFile(out, lines, without_errors=retry_errors) as answers:
         if len(answers.answered) == len(lines):
-            StatusLine().say(f"all {len(lines)} requests have their answers in {out}")
+            StatusLine().say(f"{out} already has answers to all {len(lines)} requests")
         else:
             with closing(load()) as engine:
-                _answer_rest(given, answers, engine, names, len(lines), f"{again} goes on from what {out} has")
+                _answer_rest(given, answers, engine, names, len(lines), f"{again} resumes with the answers in {out}")
         _check_errors(answers.errors, lines, out)
 
 
@@ -76,12 +78,12 @@ def _check_errors(errors: Mapping[str, str], lines: Mapping[str, int], out: Path
     custom_id, problem = next(iter(errors.items()))
     first = f"line {lines[custom_id]}: {problem}"
     raise UnansweredError(
-        f"{len(errors)} of {len(lines)} answers are errors, see {out}; the first: {first} (--retry-errors asks again)"
+        f"{len(errors)} of {len(lines)} answers in {out} are errors; first: {first} (--retry-errors repeats them)"
     )
 
 
 def _answer_rest(
-    requests: "InputFile", answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int, how_to_go_on: str
+    requests: "InputFile", answers: "AnswerFile", engine: "Engine", names: Sequence[str], total: int, how_to_resume: str
 ) -> None:
     from twostep.batchfile.batch_run import BatchRun
     from twostep.batchfile.request_lines import read_lines
@@ -92,7 +94,7 @@ def _answer_rest(
     try:
         batch.run(line for line in read_lines(requests) if line.custom_id not in answers.answered)
     except (KeyboardInterrupt, SystemExit):
-        progress.say(f"stopped at {progress.summary()}; {how_to_go_on}")
+        progress.say(f"stopped at {progress.summary()}; {how_to_resume}")
         raise
     finally:
         progress.clear()
@@ -100,14 +102,14 @@ def _answer_rest(
 
 
 def names(options: argparse.Namespace) -> list[str]:
-    """What bodies may call the model: what the command line calls it, or a file's name without its ending."""
+    """Model names that requests may use: --model as given, or the file name without its suffix."""
     if options.served_model_name is not None:
         return [options.served_model_name]
     return list(dict.fromkeys([options.model, Path(options.model).name.removesuffix(".gguf")]))
 
 
 def _load(options: argparse.Namespace, settings: Mapping[str, Any]) -> "Engine":
-    """Says which settings are in effect, and the arithmetic of the memory."""
+    """Prints the effective settings and the memory calculation."""
     from twostep.llm import LLM
     from twostep.terminal import StatusLine
 
@@ -123,9 +125,9 @@ def _check_options(options: argparse.Namespace, defaults: Callable[[str], object
     for name in SAID_BY_BODIES:
         if getattr(options, name) != defaults(name):
             shown = "PROMPT" if name == "prompt" else f"--{name.replace('_', '-')}"
-            raise InvalidParameterError(f"{shown} has no meaning with --file: its lines say what they ask for")
+            raise InvalidParameterError(f"{shown} cannot be used with --file: each line of the file sets it")
     if options.executor != "native" or options.stats:
-        raise InvalidParameterError("--executor and --stats are for a single prompt, not for --file")
+        raise InvalidParameterError("--executor and --stats cannot be used with --file")
     if str(options.out) == STANDARD_INPUT:  # a file of that name would surprise everybody
         problem = "--out is -; answers go into a file, from which an interrupted run continues: give its name"
         raise InvalidParameterError(problem)

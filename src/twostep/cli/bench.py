@@ -1,7 +1,8 @@
-"""`twostep bench`: what a server of any make, or the engine alone, does under load."""
+"""`twostep bench`: measures a server of any make, or the engine alone, under load."""
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,11 @@ from twostep.cli.workload import add_changes
 if TYPE_CHECKING:
     from twostep.bench.report.result import Result
 
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_REQUESTS = 64
 DEFAULT_CLIENTS = (1.0, 4.0, 16.0)
-"""Where no load is named, and the workload has none of its own."""
+"""Used when no load is given and the workload has no arrival times."""
 SECONDS = within(0.001, 1_000_000)
 MADE_UP = ("chat", "rag", "batch")
 
@@ -35,7 +37,8 @@ def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser(
         "bench", help="measure a server, or the engine alone, under load", epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Asks any OpenAI-compatible server and says how long its answers took. Docs: docs/benchmarking.md.",
+        description="Sends a workload to any OpenAI-compatible server and reports latency, throughput and goodput. "
+        "Docs: docs/benchmarking.md.",
     )  # fmt: skip
     _add_target(parser.add_argument_group("what is measured"))
     _add_workload(parser.add_argument_group("workload"))
@@ -46,24 +49,35 @@ def add_to(commands: Subcommands) -> None:
 
 
 def _add_target(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--url", help=f"the server, with or without /v1 (default: {DEFAULT_URL})")
-    group.add_argument("--offline", action="store_true", help="the engine in this process, without HTTP")
-    group.add_argument("--model", metavar="NAME", help="default: the server's only one; offline: the default model")
+    group.add_argument("--url", help=f"server URL, with or without /v1 (default: {DEFAULT_URL})")
+    group.add_argument("--offline", action="store_true", help="measure the engine in this process, without HTTP")
+    group.add_argument(
+        "--model", metavar="NAME", help="default: the only model of the server; with --offline, the default model"
+    )
     group.add_argument(
         "--endpoint", choices=("completions", "chat"), default="completions", help="default: completions"
     )
     connection.add_to(group)
-    group.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="of every request")
-    group.add_argument("--extra", metavar="JSON", help="an object of further fields of every request's body")
     group.add_argument(
-        "--no-ignore-eos", action="store_true", help="let answers end early: lengths are then those of the model"
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="send this header with every request"
     )
-    group.add_argument("--token-ids", type=int, metavar="VOCABULARY", help="prompts of token ids below this, not text")
+    group.add_argument("--extra", metavar="JSON", help="JSON object with extra fields for the body of every request")
     group.add_argument(
-        "--tokens-per-word", type=within(0.1, 20), metavar="X", help="for servers that do not report usage"
+        "--no-ignore-eos",
+        action="store_true",
+        help="do not ask the server to ignore the end-of-sequence token: answers may be shorter",
     )
-    group.add_argument("--stall-s", type=SECONDS, metavar="S", help="a request has failed without a byte for so long")
-    group.add_argument("--request-limit-s", type=SECONDS, metavar="S", help="a request has failed after so long")
+    group.add_argument(
+        "--token-ids", type=int, metavar="VOCABULARY", help="send prompts as token ids below VOCABULARY instead of text"
+    )
+    group.add_argument(
+        "--tokens-per-word",
+        type=within(0.1, 20),
+        metavar="X",
+        help="tokens per word, for servers that do not report usage",
+    )
+    group.add_argument("--stall-s", type=SECONDS, metavar="S", help="a request fails after S seconds without a byte")
+    group.add_argument("--request-limit-s", type=SECONDS, metavar="S", help="a request fails after S seconds in total")
 
 
 def _add_workload(group: "argparse._ArgumentGroup") -> None:
@@ -76,11 +90,13 @@ def _add_workload(group: "argparse._ArgumentGroup") -> None:
         "--requests",
         type=whole_within(1, 1_000_000),
         metavar="N",
-        help=f"so many; of a file the first (default: {DEFAULT_REQUESTS}, or all); more in --sweep if needed",
+        help=f"number of requests; of a file, the first N (default: {DEFAULT_REQUESTS}, or all); --sweep may use more",
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of what is made up (default: %(default)s)")
     group.add_argument(
-        "--cv", type=within(0, 100), metavar="CV", help="burstiness of what is made up (default: 1, Poisson)"
+        "--seed", type=int, default=0, metavar="N", help="seed of a generated workload (default: %(default)s)"
+    )
+    group.add_argument(
+        "--cv", type=within(0, 100), metavar="CV", help="burstiness of a generated workload (default: 1, Poisson)"
     )
     add_changes(group)
 
@@ -95,44 +111,58 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
     )
     loads.add_argument(
         "--concurrency", "--closed-loop", type=list_within(1, 100_000), metavar="N,...",
-        help="closed loop: clients that each ask the next when they have their answer, one run for each number",
+        help="closed loop: number of clients, each sending its next request after an answer; one run per number",
     )  # fmt: skip
     group.add_argument(
         "--sweep", nargs="?", const="rate", choices=("rate", "concurrency"),
-        help="look for the highest rate (or concurrency) that keeps --goodput; begins with --rate or --concurrency",
+        help="find the highest rate (or concurrency) that meets --goodput, starting at --rate or --concurrency",
     )  # fmt: skip
     group.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:MS",
-        help="limits that a request has to keep, of ttft, itl (each gap), tpot, e2e, such as ttft:500 tpot:50",
+        help="latency limits that a request must meet: ttft, itl (each gap), tpot, e2e; for example ttft:500 tpot:50",
     )  # fmt: skip
     group.add_argument(
         "--sweep-s", type=SECONDS, metavar="S",
-        help="so long arrivals last at each rate of --sweep, at least (default: 20, and 5 times the limit)",
+        help="minimum duration of the arrivals at each rate of --sweep (default: 20, and at least 5 times the limit)",
     )  # fmt: skip
     group.add_argument(
-        "--share", type=within(1e-6, 1), metavar="X", help="of requests that have to, in --sweep; default: 0.99"
+        "--share",
+        type=within(1e-6, 1),
+        metavar="X",
+        help="share of requests that must meet the limits in --sweep (default: 0.99)",
     )
     group.add_argument(
-        "--warmup", type=whole_within(0, 10_000), default=2, metavar="N", help="requests before each run (default: 2)"
+        "--warmup",
+        type=whole_within(0, 10_000),
+        default=2,
+        metavar="N",
+        help="warm-up requests before each run (default: 2)",
     )
-    group.add_argument("--time-limit-s", type=SECONDS, metavar="S", help="a run ends after so long with what there is")
-    group.add_argument("--salt", metavar="TEXT", help="the same gives the same prompts again (default: new ones)")
+    group.add_argument(
+        "--time-limit-s", type=SECONDS, metavar="S", help="end a run after S seconds and report what was measured"
+    )
+    group.add_argument(
+        "--salt", metavar="TEXT", help="seed of the prompt text; the same TEXT gives the same prompts (default: random)"
+    )
 
 
 def _add_output(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--out", type=Path, metavar="FILE", help="JSON with every request's times; replaces the file")
-    group.add_argument("--html", type=Path, metavar="FILE", help="a report with plots, one file; replaces it")
+    group.add_argument(
+        "--out", type=Path, metavar="FILE", help="write JSON with the times of every request; replaces FILE"
+    )
+    group.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a report with plots as one HTML file; replaces FILE"
+    )
     group.add_argument(
         "--read",
         type=Path,
         metavar="FILE",
-        help="measure nothing; show what --out wrote, by other limits if --goodput has some",
+        help="show a result written by --out instead of measuring; --goodput applies other limits to it",
     )
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    from twostep.bench.report.output import check_outputs
-    from twostep.cli.bench_checks import check_options
+    from twostep.bench.report.output_files import check_outputs
 
     check_options(options, parser)
     check_outputs(options.out, options.html)
@@ -144,7 +174,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
 
 def _read(options: argparse.Namespace) -> "Result":
-    """With other limits, where --goodput has some: then what a sweep found with its own says nothing."""
+    """The result in --read. --goodput replaces its limits, and drops the verdict of a sweep, which depends on them."""
     from twostep.bench.load.goodput_limits import parse_limits
     from twostep.bench.report.result import read_result
 
@@ -156,7 +186,7 @@ def _read(options: argparse.Namespace) -> "Result":
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """What there is is shown and kept also where it ends with an error or a signal."""
+    """Also shows and writes a partial result when an error or a signal ends the measurement."""
     import asyncio
 
     from twostep.background import background_output
@@ -176,10 +206,10 @@ def _measure(options: argparse.Namespace) -> None:
 
 
 def _show(result: "Result", options: argparse.Namespace) -> None:
-    """Files first: whoever reads the lines may be gone. Lines also where a file cannot be written."""
-    from twostep.bench.report.page import write_report
+    """Writes files before it prints, as standard output may be closed; prints even if a file cannot be written."""
+    from twostep.bench.report.html_page import write_report
     from twostep.bench.report.result import write_result
-    from twostep.bench.report.table import result_lines
+    from twostep.bench.report.text_report import result_lines
 
     try:
         if options.out:
@@ -188,3 +218,56 @@ def _show(result: "Result", options: argparse.Namespace) -> None:
             write_report(result, options.html)
     finally:
         print("\n".join(result_lines(result)))
+
+
+FOR_SERVERS = (
+    "url", *connection.OPTIONS, "header", "extra", "no_ignore_eos", "tokens_per_word", "token_ids", "stall_s",
+    "request_limit_s",
+)  # fmt: skip
+FOR_READING = ("read", "goodput", "out", "html", "run")
+
+
+def check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Exits with the first error."""
+    errors = _reading_errors(options, parser) if options.read else _measuring_errors(options)
+    if error := next(errors, None):
+        parser.error(error)
+
+
+def _reading_errors(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        given = getattr(options, action.dest, action.default)
+        if action.dest not in FOR_READING and given != action.default:
+            yield f"{action.option_strings[0]} cannot be used with --read; allowed are --goodput, --out and --html"
+
+
+def _measuring_errors(options: argparse.Namespace) -> Iterator[str]:
+    for name in FOR_SERVERS if options.offline else engine_options.NAMES:
+        if getattr(options, name):
+            flag = f"--{name.replace('_', '-')}"
+            yield f"{flag} cannot be used with --offline" if options.offline else f"{flag} needs --offline"
+    if options.offline and options.endpoint != "completions":
+        yield f"--endpoint {options.endpoint} cannot be used with --offline"
+    yield from _load_errors(options)
+    yield from _sweep_errors(options)
+
+
+def _load_errors(options: argparse.Namespace) -> Iterator[str]:
+    if any(level % 1 for level in options.concurrency or ()):
+        yield "--concurrency must be a whole number of clients"
+    if options.cv is not None and options.workload not in MADE_UP:
+        yield "--cv is for generated workloads; a file has its own arrival times"
+    if options.cv is not None and not options.rate and options.sweep != "rate":
+        yield "--cv needs --rate or --sweep rate: a closed loop has no arrival times"
+
+
+def _sweep_errors(options: argparse.Namespace) -> Iterator[str]:
+    levels = options.rate or options.concurrency or ()
+    if options.share is not None and not options.sweep:
+        yield "--share needs --sweep"
+    if options.sweep_s is not None and options.sweep != "rate":
+        yield "--sweep-s needs --sweep rate"
+    if options.sweep and len(levels) > 1:
+        yield "--sweep takes a single starting --rate or --concurrency"
+    if options.sweep and levels and bool(options.rate) != (options.sweep == "rate"):
+        yield f"--sweep {options.sweep} starts at --{options.sweep}; the other load option cannot be used"

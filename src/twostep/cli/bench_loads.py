@@ -1,4 +1,4 @@
-"""The loads of `twostep bench`: which workload is asked how, level by level."""
+"""The loads of `twostep bench`: the workload and mode of each run."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,55 +7,53 @@ from functools import cached_property
 from math import ceil
 
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.lasting import lasting
-from twostep.bench.load.record import Closed, Mode, Open
+from twostep.bench.load.run_record import Closed, Mode, Open
 from twostep.bench.load.sweep import Search, check_limits, least_s
-from twostep.bench.report.table import plural
+from twostep.bench.report.text_report import plural
 from twostep.cli.bench import DEFAULT_CLIENTS, DEFAULT_REQUESTS, MADE_UP
 from twostep.errors import InvalidParameterError
 from twostep.terminal import StatusLine
 from twostep.workload.arrivals import AtOnce, Renewal
-from twostep.workload.find import find_workload
+from twostep.workload.definition import Workload, mean_rate, starts_s
 from twostep.workload.kinds import KINDS, make_workload
-from twostep.workload.rates import mean_rate, starts_s
-from twostep.workload.reshape import Changes, reshaped
-from twostep.workload.workload import Workload
+from twostep.workload.reshape import Changes, lasting, reshaped
+from twostep.workload.trace_formats import find_workload
 
 DIGITS = dict.fromkeys(map(ord, "0123456789"))
 HIGHEST = 1024.0
 SHARE = 0.99
 LEAST = 1 / 16
-"""A sweep looks at loads from this times to that times where it begins; never at less than one client."""
+"""A sweep covers loads from LEAST to HIGHEST times the starting load, and at least one client."""
 
 
 @dataclass(frozen=True)
-class Load:
-    """One run. `rate`: what the workload was scaled to, if it was."""
+class RunLoad:
+    """One run. `rate`: requests per second that the workload was scaled to; None if it was not."""
 
     workload: Workload
     mode: Mode
     rate: float | None = None
 
     def words(self) -> str:
-        """What is about to be measured."""
+        """Describes the run for a progress line."""
         asked = f"{plural(len(self.workload.requests), 'request')} of {self.workload.name or 'the workload'}"
         if isinstance(self.mode, Closed):
             return f"{asked}, {plural(self.mode.clients, 'client')}{self._idle_words(self.mode.clients)}"
         if self.rate is None:
-            return f"{asked}, at their own times"
+            return f"{asked}, at the arrival times of the workload"
         starts = starts_s(self.workload)
         return f"{asked}, {self.rate:.4g} requests/s, arrivals last {starts[-1] - starts[0]:.0f} s"
 
     def _idle_words(self, clients: int) -> str:
         able = len(starts_s(self.workload))
-        return f", of whom only {able} can ask at a time" * (clients > able)
+        return f", of which at most {able} can be active at once" * (clients > able)
 
 
 class Loads:
-    """What to ask at each level. What a workload says when it is read or changed is said once."""
+    """The workload and mode at each level. Notes about reading or changing the workload are printed once."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Raises `InvalidParameterError`, for a sweep that has no end that means something."""
+        """Raises `InvalidParameterError` for a sweep whose result would be meaningless."""
         self._options, self._said = options, set[str]()
         limits = parse_limits(options.goodput)
         self._by_rate = bool(options.rate) or options.sweep == "rate"
@@ -67,12 +65,12 @@ class Loads:
             _check_time(options.time_limit_s, self._least_s)
 
     def levels(self) -> Sequence[float | None]:
-        """None: the workload's own times."""
+        """None stands for the arrival times of the workload."""
         given: tuple[float, ...] | None = self._options.rate or self._options.concurrency
         return given or (DEFAULT_CLIENTS if self._options.workload in MADE_UP else (None,))
 
     def search(self) -> Search:
-        """Raises `InvalidParameterError` where the workload has no level to look at."""
+        """Raises `InvalidParameterError` if the workload cannot be run at the starting level."""
         [start] = self._options.rate or self._options.concurrency or (1.0,)
         share = SHARE if self._options.share is None else self._options.share
         if self._by_rate:
@@ -80,15 +78,17 @@ class Loads:
             return Search(LEAST * start, start, HIGHEST * start, share=share)
         able = len(starts_s(self.at(start).workload))
         if start > able:
-            problem = f"--concurrency {start:g} is more than the workload has conversations or requests: {able}"
+            problem = (
+                f"--concurrency {start:g} is more than the {able} conversations or requests that can be active at once"
+            )
             raise InvalidParameterError(problem, "concurrency")
         return Search(1, start, min(able, HIGHEST * start), whole=True, share=share)
 
-    def at(self, level: float | None) -> Load:
+    def at(self, level: float | None) -> RunLoad:
         """Raises `WorkloadError`, `InvalidParameterError`."""
         rate = level if self._by_rate else None
         workload = self._workload(rate)
-        return Load(workload, Open() if self._by_rate or level is None else Closed(int(level)), rate)
+        return RunLoad(workload, Open() if self._by_rate or level is None else Closed(int(level)), rate)
 
     def _workload(self, rate: float | None) -> Workload:
         options = self._options
@@ -99,7 +99,7 @@ class Loads:
 
     @cached_property
     def _found(self) -> Workload:
-        """The file's, read once for all levels: a pipe gives it only once, and a file may change meanwhile."""
+        """The workload in the file. Read once for all levels: a pipe cannot be read twice, and a file may change."""
         options = self._options
         return reshaped(find_workload(options.workload, self._say), self._changes(options.requests), self._say)
 
@@ -107,7 +107,9 @@ class Loads:
         options = self._options
         arrivals = AtOnce() if rate is None else Renewal(rate, 1.0 if options.cv is None else options.cv)
         made = make_workload(KINDS[options.workload](), arrivals, requests, options.seed)
-        exact = None if mean_rate(made) is None else rate  # few arrivals have by chance another rate than was asked
+        exact = (
+            None if mean_rate(made) is None else rate
+        )  # with few arrivals, the random rate differs from the requested one
         return self._at_rate(reshaped(made, self._changes(None), self._say), exact)
 
     def _at_rate(self, workload: Workload, rate: float | None) -> Workload:
@@ -119,22 +121,22 @@ class Loads:
         return Changes(requests=requests, **shared)
 
     def _say(self, line: str) -> None:
-        what = line.translate(DIGITS)  # numbers differ by level, with how many requests it has
-        if what not in self._said:
-            self._said.add(what)
+        pattern = line.translate(DIGITS)  # numbers differ by level
+        if pattern not in self._said:
+            self._said.add(pattern)
             StatusLine().say(line)
 
 
 def _check_time(limit_s: float | None, needed_s: float) -> None:
     if limit_s is not None and limit_s < needed_s:
-        problem = f"--time-limit-s {limit_s:g} is too short for --sweep, whose arrivals last {needed_s:g} s at least"
+        problem = f"--time-limit-s {limit_s:g} is too short for --sweep, whose arrivals last at least {needed_s:g} s"
         raise InvalidParameterError(f"{problem}; see --sweep-s", "time_limit_s")
 
 
 def _check_independent(workload: Workload) -> None:
     if any(one.after is not None for one in workload.requests):
         raise InvalidParameterError(
-            f"--sweep by rate: requests of {workload.name or 'the workload'} wait for answers, so a slow server is not "
-            "asked at the rate; use --sweep concurrency, or a workload without turns, such as rag",
+            f"--sweep rate: requests of {workload.name or 'the workload'} wait for earlier answers, so a slow server "
+            "does not get the full rate; use --sweep concurrency, or a workload without conversations, such as rag",
             "sweep",
         )

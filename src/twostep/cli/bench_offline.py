@@ -1,5 +1,7 @@
-"""`twostep bench --offline`: the engine in this process under a workload, without HTTP. Schedule and figures are those
-of a server."""
+"""`twostep bench --offline`: runs a workload on the engine in this process, without HTTP.
+
+The schedule and the figures are the same as for a server.
+"""
 
 import argparse
 import asyncio
@@ -11,26 +13,25 @@ from itertools import islice
 from time import monotonic_ns
 
 from twostep.bench.client.outcome import Failure, FailureKind, Outcome
-from twostep.bench.load.live import LiveLine, Progress
 from twostep.bench.load.prompts import IdSource
-from twostep.bench.load.record import Closed, End, Mode, RunRecord, Server
-from twostep.bench.load.run import sent
+from twostep.bench.load.run_record import Closed, End, Mode, RunRecord, Server
 from twostep.bench.load.schedule import schedule
-from twostep.bench.report.result import Step
+from twostep.bench.load.workload_run import LiveLine, RunProgress, sent
+from twostep.bench.report.result import EngineStep
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.errors import InvalidParameterError
 from twostep.llm import LLM
 from twostep.store.catalogue import DEFAULT_MODEL
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.definition import Workload, WorkloadRequest
 
 SHOW_NS = 250_000_000
 IDLE_S = 0.05
-"""Between looks at whether somebody wants to stop, while nothing is to do."""
+"""Between checks of the stop event while idle."""
 
 
 class Offline:
-    """One engine for all runs. Prompts are token ids, but where the workload has their text."""
+    """One engine for all runs. Prompts are token ids, except where the workload has text."""
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, object]) -> None:
         self._options = options
@@ -39,7 +40,9 @@ class Offline:
     def close(self) -> None:
         self._llm.close()
 
-    async def run(self, workload: Workload, mode: Mode, stop: asyncio.Event) -> tuple[RunRecord, tuple[Step, ...]]:
+    async def run(
+        self, workload: Workload, mode: Mode, stop: asyncio.Event
+    ) -> tuple[RunRecord, tuple[EngineStep, ...]]:
         """Raises `InvalidParameterError` if a request does not fit the engine."""
         self._check(workload)
         salt = self._options.salt or secrets.token_hex(4)
@@ -57,7 +60,7 @@ class Offline:
             started_at=started_at,
             outcomes=sent(run.outcomes()),
             end=end,
-            lateness=None,  # who comes during a step is heard after it, as by a server: that is no delay of a client
+            lateness=None,  # requests that arrive during a step are read after it, as in a server
             lag=None,
             salt=salt,
             warmup=self._options.warmup,
@@ -69,18 +72,18 @@ class Offline:
         for number, one in enumerate(workload.requests):
             tokens = one.input_tokens + one.output_tokens
             if tokens > longest:
-                problem = f"request {number} has {tokens} tokens; the engine serves {longest} at most"
+                problem = f"request {number} has {tokens} tokens; the engine accepts at most {longest}"
                 raise InvalidParameterError(f"{problem}: clip with --max-input and --max-output", "workload")
 
     def _prompts(self, workload: Workload, salt: str) -> list[Sequence[int]]:
-        """Made before the run, which they would disturb."""
+        """Made before the run, so that making them does not disturb it."""
         source = IdSource(self._llm.model.network.shape.vocab, workload.block_tokens, salt)
         made = (source.prompt(number, one) for number, one in enumerate(workload.requests))
         return [self._llm.model.tokenizer.encode(one, special=True) if isinstance(one, str) else one for one in made]
 
 
 class _Run:
-    """One workload, from its begin to its end. Requests are heard between two steps, as a server's engine does."""
+    """Runs one workload. Requests are submitted between two steps, as by the engine of a server."""
 
     def __init__(
         self, llm: LLM, workload: Workload, mode: Mode, prompts: Sequence[Sequence[int]], line: LiveLine | None
@@ -90,7 +93,7 @@ class _Run:
         self._engine, self._requests, self._prompts, self._line = llm.engine, workload.requests, prompts, line
         self._schedule = schedule(workload.requests, mode)
         self._sent: dict[int, tuple[int, int]] = {}
-        """When each was due and handed over."""
+        """For each number, when the request was due and when it was submitted."""
         self._outcomes: dict[int, Outcome] = {}
         self._shown_ns = self._tokens = 0
 
@@ -110,12 +113,12 @@ class _Run:
                 self._line.clear()
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """Of the requests that were sent, by number."""
+        """The outcomes of all submitted requests, ordered by number."""
         now = self._now()
         return tuple(self._outcomes.get(number) or self._cut(number, now) for number in sorted(self._sent))
 
     async def _turn(self) -> None:
-        """One step, or a pause where there is none to make."""
+        """Runs one step, or pauses if there is none."""
         for number, due_ns in self._schedule.take(self._now()):
             self._sent[number] = due_ns, self._now()
             asked = SamplingParams(max_tokens=self._requests[number].output_tokens, temperature=0, ignore_eos=True)
@@ -159,32 +162,32 @@ class _Run:
     def _cut(self, number: int, now: int) -> Outcome:
         due_ns, sent_ns = self._sent[number]
         asked: WorkloadRequest = self._requests[number]
-        gone = Failure(FailureKind.CANCELLED, "the run was ended before")
-        return Outcome(number, due_ns, sent_ns, (), now, asked.input_tokens, asked.output_tokens, failure=gone)
+        cancelled = Failure(FailureKind.CANCELLED, "the run was stopped")
+        return Outcome(number, due_ns, sent_ns, (), now, asked.input_tokens, asked.output_tokens, failure=cancelled)
 
     def _show(self) -> None:
         now = self._now()
         if self._line and now - self._shown_ns > SHOW_NS:
             self._shown_ns = now
             count, done = len(self._requests), len(self._outcomes)
-            self._line(Progress(count, len(self._sent), done, 0, self._tokens, now / 1e9))
+            self._line(RunProgress(count, len(self._sent), done, 0, self._tokens, now / 1e9))
 
     def _now(self) -> int:
         return monotonic_ns() - self.origin_ns
 
 
-def steps_of(timelines: Iterable[Timeline], origin_ns: int) -> list[Step]:
-    """The engine's steps, as far as what it gave tells of them: a step ends when its tokens come, and one that only
-    decodes begins when the one before ends."""
-    prefill, decode, begins = Counter[int](), Counter[int](), dict[int, int]()
+def steps_of(timelines: Iterable[Timeline], origin_ns: int) -> list[EngineStep]:
+    """Reconstructs engine steps from timelines: a step ends when its tokens arrive, and a step that only decodes starts
+    when the previous one ends."""
+    prefill, decode, starts = Counter[int](), Counter[int](), dict[int, int]()
     for line in timelines:
         for chunk in line.chunks:
             prefill[chunk.end_ns] += chunk.tokens
-            begins[chunk.end_ns] = chunk.start_ns
+            starts[chunk.end_ns] = chunk.start_ns
         decode.update(line.token_ns[1:])
-    steps, before_ns = list[Step](), 0
+    steps, before_ns = list[EngineStep](), 0
     for end_ns in sorted(prefill.keys() | decode.keys()):
-        start_ns = max(begins.get(end_ns, before_ns), before_ns)
-        steps.append(Step(start_ns - origin_ns, end_ns - origin_ns, prefill[end_ns], decode[end_ns]))
+        start_ns = max(starts.get(end_ns, before_ns), before_ns)
+        steps.append(EngineStep(start_ns - origin_ns, end_ns - origin_ns, prefill[end_ns], decode[end_ns]))
         before_ns = end_ns
     return steps

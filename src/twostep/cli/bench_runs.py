@@ -1,4 +1,4 @@
-"""The runs of `twostep bench`: each load in turn, or those that a sweep asks for."""
+"""The runs of `twostep bench`: each load in turn, or the loads that a sweep asks for."""
 
 import argparse
 import asyncio
@@ -13,35 +13,71 @@ from functools import partial
 from twostep.bench.client.http import Patience
 from twostep.bench.client.target import Target
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.interrupts import Stop, interrupts
-from twostep.bench.load.live import LiveLine
-from twostep.bench.load.record import End, Fit, Mode, RunRecord
-from twostep.bench.load.run import Options
-from twostep.bench.load.run import run as run_load
+from twostep.bench.load.run_record import End, Fit, Mode, RunRecord
 from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
-from twostep.bench.report.output import is_replaced
-from twostep.bench.report.result import Result, Run, Step, client_machine, workload_facts, write_result
+from twostep.bench.load.workload_run import LiveLine, Options
+from twostep.bench.load.workload_run import run as run_load
+from twostep.bench.report.output_files import is_replaced
+from twostep.bench.report.result import EngineStep, Result, Run, client_machine, workload_facts, write_result
 from twostep.cli import connection, engine_options
 from twostep.cli.bench import DEFAULT_URL
 from twostep.cli.bench_loads import Loads
 from twostep.errors import InvalidParameterError, TwostepError
 from twostep.terminal import StatusLine
 from twostep.turns import take_short_turns
-from twostep.workload.workload import Workload
+from twostep.workload.definition import Workload
 
 SECRET = ("--api-key", "--header")
 
-Runner = Callable[[Workload, Mode, asyncio.Event], Awaitable[tuple[RunRecord, tuple[Step, ...]]]]
-"""A server does not tell its steps."""
+Runner = Callable[[Workload, Mode, asyncio.Event], Awaitable[tuple[RunRecord, tuple[EngineStep, ...]]]]
+"""Runs one workload. Steps are empty for a server, which does not report them."""
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stop(asyncio.Event):
+    """Set by the first signal received."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by: signal.Signals | None = None
+
+    def ask(self, which: signal.Signals) -> None:
+        self.by = self.by or which
+        self.set()
+
+
+@contextmanager
+def interrupts() -> Iterator[Stop]:
+    """An event that SIGINT, SIGTERM and SIGHUP set, except those that the process ignores (SIGHUP under nohup).
+
+    Works only in the event loop of the main thread. Restores the previous handlers at the end."""
+    loop, stop = asyncio.get_running_loop(), Stop()
+    before = {which: signal.getsignal(which) for which in ASKING}
+    handled = [which for which in ASKING if before[which] is not signal.SIG_IGN]
+    for which in handled:
+        loop.add_signal_handler(which, stop.ask, which)
+    try:
+        yield stop
+    finally:
+        for which in handled:
+            loop.remove_signal_handler(which)
+            signal.signal(which, before[which])
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 class Measuring:
-    """All runs of one command. `result` has what there is, whatever ended them, and so has --out after each."""
+    """All runs of one command. `result()` and --out contain all complete runs, even after an error or a signal."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         """Raises `InvalidParameterError`."""
         self.ended_by: signal.Signals | None = None
-        """The signal that ended it before it was done."""
+        """The signal that ended the measurement early."""
         self._options, self._loads = options, Loads(options)
         self._limits = parse_limits(options.goodput)
         self._runs: list[Run] = []
@@ -62,7 +98,7 @@ class Measuring:
                 with _runner(self._options) as run_one:
                     await self._levels(partial(self._measured, run_one, stop))
             except TwostepError:
-                if stop.by is None:  # else it is of the run that the signal ended
+                if stop.by is None:  # otherwise the error is a consequence of the signal
                     raise
             self.ended_by = stop.by
 
@@ -76,7 +112,7 @@ class Measuring:
                 break
 
     async def _measured(self, run_one: Runner, stop: Stop, level: float | None) -> Run | None:
-        """None: whoever waits has had enough."""
+        """Runs one level. Returns None if a signal stopped it."""
         load = self._loads.at(level)
         StatusLine().say(load.words())
         record, steps = await run_one(load.workload, load.mode, stop)
@@ -86,7 +122,7 @@ class Measuring:
         return None if stop.is_set() else self._runs[-1]
 
 
-# --- whom to ask --------------------------------------------------------------------------------------------------
+# --- the target --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -102,8 +138,8 @@ def _runner(options: argparse.Namespace) -> Iterator[Runner]:
 
 async def _run_served(
     options: argparse.Namespace, target: Target, workload: Workload, mode: Mode, stop: asyncio.Event
-) -> tuple[RunRecord, tuple[Step, ...]]:
-    take_short_turns()  # a server on the same machine would keep us from seeing when its tokens come
+) -> tuple[RunRecord, tuple[EngineStep, ...]]:
+    take_short_turns()  # a server on the same machine would delay this client and distort token times
     line = LiveLine()
     try:
         return await run_load(workload, target, mode, _run_options(options), line, stop), ()
@@ -127,7 +163,7 @@ def _target(options: argparse.Namespace) -> Target:
 
 
 def _run_options(options: argparse.Namespace) -> Options:
-    """A salt of its own for each run: otherwise its prompts would lie in the prefix cache since the run before."""
+    """Each run gets a new salt, so that its prompts are not in the prefix cache from the previous run."""
     return Options(
         salt=options.salt or secrets.token_hex(4),
         warmup=options.warmup,
@@ -140,7 +176,7 @@ def _run_options(options: argparse.Namespace) -> Options:
 def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip():
-        raise InvalidParameterError(f"--header is {text!r}; it has to be NAME:VALUE", "header")
+        raise InvalidParameterError(f"--header is {text!r}; it must have the form NAME:VALUE", "header")
     return name.strip(), value.strip()
 
 
@@ -152,12 +188,12 @@ def _extra(text: str | None) -> dict[str, object]:
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise InvalidParameterError(f"--extra is {text!r}; it has to be a JSON object", "extra")
+        raise InvalidParameterError(f"--extra is {text!r}; it must be a JSON object", "extra")
     return fields
 
 
 def _command(words: Sequence[str]) -> tuple[str, ...]:
-    """Without what is nobody else's business."""
+    """The command line with secrets replaced by dots."""
     shown, is_secret = ["twostep"], False
     for word in words:
         name, equals, _ = word.partition("=")

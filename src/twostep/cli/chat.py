@@ -1,4 +1,4 @@
-"""`twostep chat [MODEL]`: a conversation in the terminal, with a model of this machine or, by `--url`, a server's."""
+"""`twostep chat [MODEL]`: a conversation in the terminal with a local model or, with `--url`, a server."""
 
 import argparse
 import sys
@@ -15,79 +15,87 @@ from twostep.errors import TwostepError
 Message = dict[str, Any]
 
 HELP = """\
-/reset         begin a new conversation
-/system TEXT   say how the model should answer; without TEXT: no system message
-/exit          leave, as Ctrl-D does
-Ctrl-C stops an answer. A line that begins with a space is sent even if a / follows."""
+/reset         start a new conversation
+/system TEXT   set the system message; without TEXT, remove it
+/exit          quit, like Ctrl-D
+Ctrl-C stops an answer. Start a line with a space to send text that begins with /."""
 
 
 @dataclass
 class Said:
-    """What is known of an answer beside its text."""
+    """Facts about an answer other than its text."""
 
     tokens: int | None = None
     cut: bool = False
-    """Whether it ended because it may not be longer."""
+    """Whether it ended because it reached the token limit."""
 
 
 class Partner(Protocol):
-    """Whoever answers."""
+    """Answers the messages of a chat."""
 
     name: str
 
     def answer(self, messages: list[Message], said: Said) -> Generator[str, None, None]:
-        """Pieces of the answer's text, the first when its first token comes; fills in `said`. Leaving early stops it.
+        """Yields pieces of the answer's text as tokens arrive, and fills in `said`. Closing the generator stops it.
 
-        Raises `TwostepError` for what cannot be answered."""
+        Raises `TwostepError` if there is no answer."""
         ...
 
     def close(self) -> None: ...
 
 
 def add_to(commands: Subcommands) -> None:
-    parser = commands.add_parser("chat", help="talk with a model, here or at a server")
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="default: that of generate, or the server's first")
+    parser = commands.add_parser("chat", help="chat with a model, local or on a server")
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="default: the default model, or the first model of the server"
+    )
     parser.add_argument("--url", help="an OpenAI-compatible server, such as http://127.0.0.1:8000")
     connection.add_to(parser)
-    parser.add_argument("--system", metavar="TEXT", help="system message, how the model should answer")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: as the context allows)")
-    parser.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0: likeliest token (default: 0.7)")
-    parser.add_argument("--seed", type=int, metavar="N", help="same seed, same answers (default: random)")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="maximum answer length (default: what the context allows)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.7, metavar="T", help="0: most likely token (default: 0.7)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="seed; the same seed gives the same answers (default: random)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores available to this process")
     parser.set_defaults(run=lambda options: run(options, parser))
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     if options.url is not None and options.threads is not None:
-        parser.error("--threads is for a model of this machine, not for --url")
+        parser.error("--threads cannot be used with --url")
     for name in connection.OPTIONS:
         if options.url is None and getattr(options, name):
-            parser.error(f"--{name.replace('_', '-')} is for --url")
+            parser.error(f"--{name.replace('_', '-')} needs --url")
     with closing(_partner(options)) as partner:
-        Chat(partner, options.system).run()
+        Conversation(partner, options.system).run()
 
 
 def _partner(options: argparse.Namespace) -> Partner:
     if options.url is not None:
-        from twostep.cli.chat_remote import RemotePartner
+        from twostep.cli.remote import RemotePartner
 
         return RemotePartner(options)
-    from twostep.cli.chat_local import LocalPartner
+    from twostep.cli.local_engine import LocalPartner
 
     return LocalPartner(options)
 
 
 @dataclass
-class Chat:
-    """The conversation: what the person types goes to the partner, with all that was said before."""
+class Conversation:
+    """The conversation: sends each typed line to the partner, with all earlier messages."""
 
     partner: Partner
     system: str | None
     messages: list[Message] = field(default_factory=list)
 
     def run(self) -> None:
-        """Until the input ends or somebody says so."""
-        _say(f"{self.partner.name}; /help lists commands, Ctrl-D leaves")
+        """Runs until the input ends or /exit."""
+        _say(f"{self.partner.name}; /help lists commands, Ctrl-D quits")
         while (line := _read_line()) is not None:
             if line.startswith("/"):
                 command, _, argument = line.partition(" ")
@@ -101,18 +109,18 @@ class Chat:
         return {"/reset": self._reset, "/system": self._set_system, "/help": lambda _: _say(HELP)}
 
     def _unknown(self, command: str) -> Callable[[str], None]:
-        return lambda _: _say(f"twostep: {command} is no command; /help lists them")
+        return lambda _: _say(f"twostep: unknown command {command}; /help lists the commands")
 
     def _reset(self, _: str) -> None:
         self.messages.clear()
-        _say("a new conversation")
+        _say("new conversation")
 
     def _set_system(self, text: str) -> None:
         self.system = text or None
-        _say("system message set" if text else "no system message")
+        _say("system message set" if text else "system message removed")
 
     def _ask(self, question: str) -> None:
-        """A question that got no answer is not remembered; one that was stopped is, with what was said."""
+        """A question without any answer is dropped; an answer that was stopped is kept as far as it got."""
         self.messages.append({"role": "user", "content": question})
         text = self._show_answer()
         if text:
@@ -143,31 +151,31 @@ class Chat:
 
 @dataclass
 class Stopwatch:
-    """When pieces of an answer came."""
+    """Arrival times of the pieces of an answer."""
 
     started_s: float = field(default_factory=perf_counter)
     first_s: float | None = None
     last_s: float = 0.0
 
     def note(self) -> None:
-        """A piece came."""
+        """Records the arrival of a piece."""
         self.last_s = perf_counter()
         if self.first_s is None:
             self.first_s = self.last_s
 
     def line(self, said: Said, pieces: int) -> str:
-        """The first token is not among those that the rate counts: its time is TTFT. Pieces stand for tokens if nobody
-        counted those."""
+        """The summary line. The rate does not count the first token, whose time is TTFT. Without a token count, it
+        counts pieces."""
         assert self.first_s is not None, "no piece came"
         count, unit = (pieces, "pieces") if said.tokens is None else (said.tokens, "tokens")
         words = [f"TTFT {self.first_s - self.started_s:.3f} s", f"{count} {unit}"]
         if count > 1 and self.last_s > self.first_s:
             words.append(f"{(count - 1) / (self.last_s - self.first_s):.1f} {unit}/s")
-        return "[" + ", ".join(words) + (", cut at its longest]" if said.cut else "]")
+        return "[" + ", ".join(words) + (", cut at the token limit]" if said.cut else "]")
 
 
 def _read_line() -> str | None:
-    """What the person typed; None: no more. Ctrl-C throws a half-typed line away."""
+    """Returns the typed line, or None at the end of the input. Ctrl-C discards a half-typed line."""
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):

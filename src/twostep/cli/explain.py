@@ -1,4 +1,4 @@
-"""`twostep explain [ID]`: where the time of a finished request went, as a latency breakdown from the server."""
+"""`twostep explain [ID]`: the latency breakdown of a finished request, from the server that served it."""
 
 import argparse
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def add_to(commands: Subcommands) -> None:
-    parser = commands.add_parser("explain", help="print the latency breakdown of a finished request")
-    help_ = "the id in the reply, such as chatcmpl-... (default: of the request that finished last)"
+    parser = commands.add_parser("explain", help="show the latency breakdown of a finished request")
+    help_ = "id in the reply, such as chatcmpl-... (default: the request that finished last)"
     parser.add_argument("id", metavar="ID", nargs="?", help=help_)
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"server URL (default: {DEFAULT_URL})")
     connection.add_to(parser)
-    parser.add_argument("--json", action="store_true", help="print the latency breakdown as JSON, times in ns")
+    parser.add_argument("--json", action="store_true", help="print the JSON of the server, times in ns")
     parser.set_defaults(run=run)
 
 
@@ -36,10 +36,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _last(server: "Remote") -> str:
-    """The id of the request that finished last. Raises `ServerError` if there is none."""
+    """The id of the request that finished last. Raises `ServerError` if the server remembers none."""
     from twostep.cli.remote import ServerError
 
     id_ = server.get("/requests?limit=1").get("first_id")
     if id_ is None:
-        raise ServerError(f"{server.url}: no request has finished recently")
+        raise ServerError(f"{server.url}: the server has no finished request to explain")
     return str(id_)

@@ -1,4 +1,4 @@
-"""`twostep generate PROMPT`: one answer, streamed to standard output. With `--file` see `batch`."""
+"""`twostep generate PROMPT`: streams one answer to standard output. For `--file` see `batch`."""
 
 import argparse
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twostep.cli import batch, engine_options
-from twostep.cli.request import DEFAULT_MAX_TOKENS, check_options, read_prompt
+from twostep.cli.prompt_input import DEFAULT_MAX_TOKENS, check_options, read_prompt
 from twostep.cli.subcommands import Subcommands
 from twostep.store.catalogue import DEFAULT_MODEL
 
@@ -16,49 +16,74 @@ if TYPE_CHECKING:
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
 )  # fmt: skip
-"""Options that go to `SamplingParams` as they are, which checks their ranges."""
+"""Options that are passed to `SamplingParams` unchanged; it checks their ranges."""
 
 
 def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser("generate", help="stream an answer to a prompt, or answer a file of requests")
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="what to answer; - reads it from standard input")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a name or a .gguf file (default: %(default)s)")
-    parser.add_argument("--system", metavar="TEXT", help="system message, before the prompt")
-    parser.add_argument("--raw", action="store_true", help="continue the prompt as it is, without the chat template")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt; - reads it from standard input")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="model name or .gguf file (default: %(default)s)")
+    parser.add_argument("--system", metavar="TEXT", help="system message before the prompt")
+    parser.add_argument("--raw", action="store_true", help="continue the prompt without the chat template")
     parser.add_argument(
         "--parse-special", action=argparse.BooleanOptionalAction,
-        help="whether <|im_start|> and the like in the prompt are control tokens (default: only with --raw)",
+        help="treat text such as <|im_start|> in the prompt as control tokens (default: only with --raw)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help=f"longest answer (default: {DEFAULT_MAX_TOKENS}, or what fits)"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help=f"maximum answer length (default: {DEFAULT_MAX_TOKENS}, or what fits)",
     )
-    _add_sampling(parser.add_argument_group("choice of tokens"))
+    _add_sampling(parser.add_argument_group("sampling"))
     _add_file(parser.add_argument_group("a file of requests instead of a prompt"))
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores that this process may use")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores available to this process")
     parser.add_argument("--executor", choices=("native", "reference"), default="native", help="reference: numpy, slow")
-    parser.add_argument("--stats", action="store_true", help="say on standard error where the time went")
+    parser.add_argument("--stats", action="store_true", help="print timings to standard error")
     parser.set_defaults(run=lambda options: run(options, parser))
 
 
 def _add_sampling(group: "argparse._ArgumentGroup") -> None:
     """Names as in `SamplingParams`."""
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the likeliest token")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K likeliest tokens (0 or -1: off)")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="only tokens that reach P together")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="only P times as likely as the likeliest")
-    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1 repeats less")
-    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X", help="-2 to 2, for tokens used once")
-    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X", help="-2 to 2, for each use")
-    group.add_argument("--seed", type=int, metavar="N", help="same seed, same answer (default: random)")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default): the most likely token")
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="only the K most likely tokens (0 or -1: off)")
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="only the most likely tokens whose probabilities add up to P",
+    )
+    group.add_argument(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="only tokens at least P times as likely as the most likely one",
+    )
+    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="above 1: less repetition")
+    group.add_argument(
+        "--presence-penalty", type=float, default=0.0, metavar="X", help="-2 to 2; for each token that was used"
+    )
+    group.add_argument(
+        "--frequency-penalty", type=float, default=0.0, metavar="X", help="-2 to 2; for each use of a token"
+    )
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="seed; the same seed gives the same answer (default: random)"
+    )
 
 
 def _add_file(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--file", type=Path, metavar="REQUESTS", help="JSON lines in OpenAI's batch format; - reads standard input"
     )
-    group.add_argument("--out", type=Path, metavar="ANSWERS", help="where answers go; those that it has are kept")
-    group.add_argument("--retry-errors", action="store_true", help="ask again where an answer in ANSWERS is an error")
-    group.add_argument("--served-model-name", metavar="NAME", help="what requests call the model (default: --model)")
+    group.add_argument(
+        "--out", type=Path, metavar="ANSWERS", help="file for the answers; existing answers in it are kept"
+    )
+    group.add_argument(
+        "--retry-errors", action="store_true", help="repeat requests whose answer in ANSWERS is an error"
+    )
+    group.add_argument("--served-model-name", metavar="NAME", help="model name in the requests (default: --model)")
     engine_options.add_to(group)
 
 
@@ -67,21 +92,21 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         batch.run(options, parser.get_default)
         return
     if options.file is not None or options.out is not None:
-        parser.error("--file and --out need each other")
+        parser.error("--file and --out must be given together")
     for name in ("served_model_name", "retry_errors", *engine_options.NAMES):
         if getattr(options, name) != parser.get_default(name):
-            parser.error(f"--{name.replace('_', '-')} is for --file")
+            parser.error(f"--{name.replace('_', '-')} needs --file")
     if options.prompt is None:
         parser.error("the following arguments are required: PROMPT, or --file and --out")
     _stream(options)
 
 
 def _stream(options: argparse.Namespace) -> None:
-    """Checks all that can be checked before it loads anything."""
+    """Checks everything it can before it loads the model."""
     check_options(options)
     prompt = read_prompt(options)
     params = _sampling_params(options)
-    from twostep.cli.answer import answer
+    from twostep.cli.local_engine import answer
 
     statistics = answer(options, prompt, params, _show)
     print()

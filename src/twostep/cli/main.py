@@ -1,4 +1,4 @@
-"""The entry point: picks the command, turns each expected end into an exit code and at most one line on stderr."""
+"""The entry point: runs a command, and turns every expected error into an exit code and at most one line on stderr."""
 
 import argparse
 import io
@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from twostep.cli import bench, chat, explain, generate, inspect, models, pull, replay, serve, workload
+from twostep.cli import bench, chat, explain, generate, models, replay, serve, workload
 from twostep.errors import TwostepError
 
-COMMANDS = (serve, chat, explain, bench, workload, generate, models, pull, inspect, replay)
+COMMANDS = (serve, chat, explain, bench, workload, generate, models, replay)
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
-"""130 and 141 are what a shell reports for a program that SIGINT or SIGPIPE ended."""
+"""A shell reports 130 and 141 for a program ended by SIGINT or SIGPIPE."""
 
 
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
-        """Abbreviated options would change their meaning when a new one is added."""
+        """No abbreviated options: adding an option could change what they mean."""
         super().__init__(allow_abbrev=False, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """Of a command too: there the options are known that an unknown one may have been meant to be."""
+        """Reports unknown options here, also for subcommands, whose parser knows similar options to suggest."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0].partition('=')[0])}")
@@ -37,12 +37,12 @@ class _Parser(argparse.ArgumentParser):
         return f"; did you mean {' or '.join(near)}?" if near else ""
 
     def error(self, message: str) -> NoReturn:
-        """One line, without the usage that argparse prints first."""
+        """Prints one line, without the usage text of argparse."""
         self.exit(EXIT_USAGE, f"twostep: {message} (see {self.prog} --help)\n")
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when asked: reading package metadata takes longer than all the rest of `--help`."""
+    """Reads the version only when asked for: package metadata is slow to load."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -52,11 +52,11 @@ class _Version(argparse.Action):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code. `arguments` without the program's name; None: the process's."""
+    """Runs one command and returns the exit code. `arguments` excludes the program name; None means `sys.argv`."""
     given = sys.argv[1:] if arguments is None else arguments
     if not _prepare_streams(needs_stdout=given[:1] != ["serve"]):
         return EXIT_FAILED
-    signal.signal(signal.SIGTERM, _end_orderly)
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     try:
         options = _parser().parse_args(arguments)
         options.run(options)
@@ -81,7 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_streams(*, needs_stdout: bool) -> bool:
-    """Closed streams are None; one that cannot show a character shows its escape. False: nowhere to answer."""
+    """Replaces closed streams, which are None, and escapes characters that a stream cannot encode.
+
+    Returns False if standard output is needed but closed.
+    """
     _open_closed_descriptors()
     sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -96,8 +99,8 @@ def _prepare_streams(*, needs_stdout: bool) -> bool:
 
 
 def _open_closed_descriptors() -> None:
-    """A file or socket that is opened next would get the number of a closed stream, and what a child process prints
-    would be written into it."""
+    """Otherwise the next file or socket would get the descriptor of a closed stream, and child processes would write
+    their output into it."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -105,8 +108,8 @@ def _open_closed_descriptors() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, so this one
 
 
-def _end_orderly(number: int, _: object) -> NoReturn:
-    """SIGTERM ends as an exception does: children are stopped, unfinished files removed."""
+def _exit_on_sigterm(number: int, _: object) -> NoReturn:
+    """Turns SIGTERM into an exception, so that children are stopped and unfinished files removed."""
     raise SystemExit(128 + number)
 
 
@@ -120,5 +123,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _forget_stdout() -> None:
-    """The reader has gone: without this the interpreter would complain when it flushes at exit."""
+    """After a broken pipe: prevents an error when the interpreter flushes standard output at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`twostep replay FILE`: runs a recording again through the scheduler, and says whether it decides the same."""
+"""`twostep replay FILE`: runs a recording through the scheduler again and compares every plan."""
 
 import argparse
 from dataclasses import asdict
@@ -9,13 +9,13 @@ from twostep.cli.subcommands import Subcommands
 
 if TYPE_CHECKING:
     from twostep.recording.reader import Recording, Turn
-    from twostep.sim.replay import Replay
+    from twostep.sim.recorded import Replay
 
 
 def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser("replay", help="run a recording again, and compare every plan")
-    parser.add_argument("file", type=Path, metavar="FILE", help="a recording of the engine; - reads standard input")
-    parser.add_argument("--plans", action="store_true", help="print every plan, a line a step")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a recording of an engine; - reads standard input")
+    parser.add_argument("--plans", action="store_true", help="print every plan, one line per step")
     parser.set_defaults(run=run)
 
 
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> None:
     """Raises `RecordingError` if the file cannot be replayed, and after the summary if a plan differs."""
     from twostep.errors import RecordingError
     from twostep.recording.reader import Recording
-    from twostep.sim.replay import replay
+    from twostep.sim.recorded import replay
 
     recording = Recording(options.file)
     watch = _Watch(options.plans)
@@ -33,13 +33,13 @@ def run(options: argparse.Namespace) -> None:
         watch.end()
     for name, text in _summary(recording, replayed):
         print(f"{name:<12}{text}")
-    print(f"the same plans, byte for byte: {replayed.same} of {replayed.steps}")
+    print(f"identical plans, byte for byte: {replayed.same} of {replayed.steps}")
     if replayed.difference:
         raise RecordingError(f"{options.file}, line {replayed.difference.line}: {replayed.difference.words()}")
 
 
 class _Watch:
-    """Prints plans if asked to; shows how far the replay has come where somebody may look at it."""
+    """Prints plans if requested; otherwise shows progress on a terminal."""
 
     EVERY_TURNS = 256
 
@@ -70,12 +70,12 @@ def _summary(recording: "Recording", replayed: "Replay") -> list[tuple[str, str]
         ("steps", f"{counters.steps} in {replayed.virtual_s:.3f} s; {replayed.computed_tokens} tokens computed"),
         ("requests", f"{replayed.requests} queued, {replayed.refused} refused; ended: {ended or 'none'}"),
         ("tokens", f"{replayed.prompt_tokens} of prompts, {replayed.output_tokens} of output"),
-        ("prefixes", f"{counters.prefix_hit_tokens} tokens found of {counters.prefix_queried_tokens} looked up"),
-        ("preemptions", f"{counters.preemptions}, {counters.preempted_tokens} computed tokens given up"),
+        ("prefixes", f"{counters.prefix_hit_tokens} of {counters.prefix_queried_tokens} looked-up tokens found"),
+        ("preemptions", f"{counters.preemptions}, {counters.preempted_tokens} computed tokens lost"),
         ("step time", _prediction(sorted(replayed.prediction_errors))),
     ]
     if recording.torn_line:
-        lines.append(("cut off", f"line {recording.torn_line}, the last, is not whole and was left out"))
+        lines.append(("cut off", f"line {recording.torn_line}, the last, is incomplete and was skipped"))
     return lines
 
 
@@ -87,4 +87,4 @@ def _prediction(errors: list[float]) -> str:
     if not errors:
         return "not predicted"
     p50, p90 = (errors[-(-len(errors) * percent // 100) - 1] for percent in (50, 90))
-    return f"prediction off by {p50:.1%} (p50), {p90:.1%} (p90) of the measured; {len(errors)} steps"
+    return f"prediction error {p50:.1%} (p50), {p90:.1%} (p90) of the measured time; {len(errors)} steps"

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def add_to(commands: Subcommands) -> None:
     parser = commands.add_parser(
-        "serve", help="serve a model over HTTP, as OpenAI's API",
-        description="Every option can be set by an environment variable too, --max-num-seqs by TWOSTEP_MAX_NUM_SEQS, "
-        "and by a TOML file, as max_num_seqs = 32. Options go before variables, these before the file, presets last.",
+        "serve", help="serve a model over HTTP with the OpenAI API",
+        description="Every option can also be set by an environment variable, such as TWOSTEP_MAX_NUM_SEQS for "
+        "--max-num-seqs, or in a TOML file: max_num_seqs = 32. Precedence: options, variables, file, preset.",
     )  # fmt: skip
     http, engine = (parser.add_argument_group(title) for title in ("HTTP", "engine"))
     groups = {"start": parser, "server": http, "engine": engine}
@@ -30,7 +30,7 @@ def add_to(commands: Subcommands) -> None:
 
 
 def _add_option(group: "argparse._ActionsContainer", setting: Setting) -> None:
-    """Only what was given gets into the namespace; texts are read where those of variables are."""
+    """The namespace gets only options that were given; their text is parsed together with that of variables."""
     help_ = setting.help + _preset_values(setting)
     if setting.name == "model":
         group.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help=help_)
@@ -43,7 +43,7 @@ def _add_option(group: "argparse._ActionsContainer", setting: Setting) -> None:
 
 
 def _preset_values(setting: Setting) -> str:
-    """Defaults that differ by preset."""
+    """The defaults of a setting whose default depends on the preset."""
     values = {name: str(preset[setting.name]) for name, preset in PRESETS.items() if setting.name in preset}
     if len(set(values.values())) < 2:
         return ""
@@ -54,16 +54,16 @@ def run(options: argparse.Namespace) -> None:
     from twostep.server.choice import choose
     from twostep.server.front import serve
     from twostep.server.sources import service_links
-    from twostep.store.progress import Progress
     from twostep.store.resolve import resolve
+    from twostep.store.wheel_download import FetchProgress
     from twostep.terminal import StatusLine
 
     names = {setting.name for setting in SETTINGS}
     choice = choose({name: value for name, value in vars(options).items() if name in names}, os.environ)
     config, engine_config = choice.configs()
     if links := service_links(os.environ):
-        StatusLine().say(f"ignored, as Kubernetes sets them for services: {', '.join(links)}")
-    serve(config, engine_config, resolve(choice.model, Progress()), _announce)
+        StatusLine().say(f"ignored environment variables that Kubernetes sets for services: {', '.join(links)}")
+    serve(config, engine_config, resolve(choice.model, FetchProgress()), _announce)
 
 
 def _announce(config: "ServerConfig", capabilities: "Capabilities", listeners: "Listeners") -> None:
@@ -71,22 +71,22 @@ def _announce(config: "ServerConfig", capabilities: "Capabilities", listeners: "
 
 
 def _lines(config: "ServerConfig", capabilities: "Capabilities", listeners: "Listeners") -> Iterator[str]:
-    """What a user has to know to use it, and to understand what it will do."""
+    """What a user needs to know to use the server and to understand its behaviour."""
     from twostep.server.effective import lines
 
-    yield "settings, and who set them:"
+    yield "settings, and where they come from:"
     yield from (f"  {line}" for line in lines(config, capabilities))
     yield "memory and steps:"
     yield from (f"  {line}" for line in capabilities.description)
     if not listeners.loopback and not config.api_keys:
-        yield f"note: whoever reaches {' or '.join(config.hosts)} may use it: no --api-key is set"
+        yield f"note: no --api-key is set: anyone who can reach {' or '.join(config.hosts)} can use the server"
     names, urls = " and ".join(config.served_model_names), listeners.urls
     yield f"twostep serves {names} at {' and '.join(urls)}, ready for requests; try"
     yield f"  {curl(urls[0], config)}"
 
 
 def curl(address: str, config: "ServerConfig") -> str:
-    """A command to try; it names the key's variable, not the key."""
+    """An example command; it names the variable of the key, not the key."""
     question = {"role": "user", "content": "Why is the sky blue?"}
     body = json.dumps({"model": config.served_model_names[0], "messages": [question], "max_tokens": 64})
     key = ' -H "Authorization: Bearer $TWOSTEP_API_KEY"' if config.api_keys else ""

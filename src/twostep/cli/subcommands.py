@@ -1,4 +1,4 @@
-"""The type that each command's `add_to` gets; argparse gives it no public name."""
+"""The type of the argument of each command's `add_to`; argparse has no public name for it."""
 
 import argparse
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a load of requests says of a server: latencies of those that were served, rates, goodput, failures by kind."""
+"""Summary of a load: latencies of served requests, rates, goodput, and failures by kind."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,19 +10,19 @@ from twostep.metrics.summary import Summary, summarise
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """One request as whoever asked saw it; integer nanoseconds of one clock."""
+    """Times of one request as its client saw them; integer nanoseconds of one clock."""
 
     asked_ns: int
-    """When it was due: a client that sends late does not make a server look better."""
+    """When the request was due; a client that sends late does not improve the figures of the server."""
     token_ns: Sequence[int]
-    """When each output token came. A chunk with several gives each of them its time; one with only a role none."""
+    """Arrival time of each output token. All tokens of a chunk have its time; a chunk with only a role has none."""
     ended_ns: int
-    """When it was over, well or not."""
+    """When the request ended, successfully or not."""
     input_tokens: int = 0
     failure: str | None = None
-    """Its kind, if it was not served whole. Then it counts under `failures` and nowhere else."""
+    """The kind of failure if it was not served completely. It then counts only in `failures`."""
     cut: bool = False
-    """Whoever asked ended it while it was under way: neither served nor failed, and counted apart."""
+    """Cancelled by the client while running: neither served nor failed, and counted separately."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -43,7 +43,7 @@ class RequestTimes:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request has to keep to count for goodput, in seconds; None asks nothing. `itl_s` holds for each gap."""
+    """Limits that a request must meet to count for goodput, in seconds; None: no limit. `itl_s` applies to each gap."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -51,7 +51,8 @@ class Limits:
     e2e_s: float | None = None
 
     def met(self, request: RequestTimes) -> bool:
-        """By a request that was served whole. What is undefined, as TPOT of one token, breaks no limit."""
+        """Whether a request was served completely and within the limits. Undefined values, such as TPOT of one token,
+        meet every limit."""
         longest = max(request.itl_s, default=None)
         values = (request.ttft_s, longest, request.tpot_s, request.e2e_s)
         limits = (self.ttft_s, self.itl_s, self.tpot_s, self.e2e_s)
@@ -66,25 +67,26 @@ class Limits:
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """Times in seconds, rates per second of `duration_s`; latencies, tokens and rates are of requests served whole."""
+    """Times in seconds, rates per second of `duration_s`. Latencies, tokens and rates count completely served
+    requests."""
 
     duration_s: float
-    """From the moment that the first request was due to the end of the last one."""
+    """From the due time of the first request to the end of the last one."""
     requests: int
-    """That came to their own end, well or not."""
+    """Requests that were served or failed."""
     cut: int
-    """Ended by whoever asked; of them nothing else counts."""
+    """Requests cancelled by the client; not counted anywhere else."""
     served: int
     failures: dict[str, int]
-    """By kind, the most frequent first."""
+    """Number of failures by kind, most frequent first."""
     ttft: Summary | None
-    """Of requests."""
+    """Over requests."""
     itl: Summary | None
-    """Of all gaps between tokens, those of long answers counting more often."""
+    """Over all gaps between tokens; long answers contribute more."""
     tpot: Summary | None
-    """Of requests with two tokens and more."""
+    """Over requests with at least two tokens."""
     e2e: Summary | None
-    """Of requests."""
+    """Over requests."""
     input_tokens: int
     output_tokens: int
     met: int
@@ -96,7 +98,7 @@ class LoadSummary:
 
     @property
     def goodput(self) -> float:
-        """Requests per second that met every limit asked of them."""
+        """Requests per second that met every limit."""
         return self.met / self.duration_s
 
     @property
@@ -111,7 +113,7 @@ class LoadSummary:
 
 
 def summarise_load(requests: Iterable[RequestTimes], limits: Limits | None = None) -> LoadSummary:
-    """Raises `ValueError` for no requests: they have no duration."""
+    """Raises `ValueError` without requests, as there is no duration."""
     asked = list(requests)
     ended = [request for request in asked if not request.cut]
     served = [request for request in ended if request.failure is None]

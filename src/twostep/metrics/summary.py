@@ -1,4 +1,4 @@
-"""What many values say: percentiles of one population, which the caller names."""
+"""Percentiles of one population of values."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from statistics import fmean
 
 @dataclass(frozen=True)
 class Summary:
-    """Of `n` values, in their unit; no member is estimated from buckets."""
+    """Statistics of `n` values, in their unit; exact, not estimated from buckets."""
 
     mean: float
     p50: float
@@ -18,7 +18,7 @@ class Summary:
 
 
 def summarise(values: Iterable[float]) -> Summary | None:
-    """None where there is no value: nothing was measured, which is not zero."""
+    """Returns None without values, which is different from zero."""
     ordered = sorted(values)
     if not ordered:
         return None
@@ -27,9 +27,9 @@ def summarise(values: Iterable[float]) -> Summary | None:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """Between the two nearest values, by where it falls between them (the linear rule that numpy has as its default).
+    """The percentile with linear interpolation between the two nearest values, the default of numpy.
 
-    Raises `IndexError` for no values.
+    Raises `IndexError` without values.
     """
     return _percentile(sorted(values), percent)
 

@@ -1,4 +1,4 @@
-"""Keeps what an engine's loop was told and what it decided, so that the run can be repeated without the model.
+"""Recordings of the input and decisions of an engine loop, to replay a run without the model.
 
-A recording has lengths, block hashes, times and plans: never text, never token ids. Read `codec` for the format.
+A recording has lengths, block hashes, times and plans, but no text and no token ids. See `codec` for the format.
 """

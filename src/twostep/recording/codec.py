@@ -1,18 +1,18 @@
-"""The format: what is said to and by the scheduler as values of JSON, short and exact, and back.
+"""The format of recordings: converts input and output of the scheduler to compact JSON and back, without loss.
 
-Lines of JSON. The first is an object: format, version, settings, about. Each further one is a turn of the loop:
-`[times, before, during, result, plan]`, or `[times, before]` if it served no step.
+A recording is lines of JSON. The first is an object: format, version, settings, about. Each further line is a turn of
+the loop: `[times, before, during, result, plan]`, or `[times, before]` if it ran no step.
 
-    times     ns; each time that the loop asked for, as difference to the one before it
-    before    what was received before the step was decided: requests and aborts, in order
-    during    what was received while it ran
+    times     ns; each reading of the clock by the loop, as difference to the previous one
+    before    requests and aborts received before the step was planned, in order
+    during    requests and aborts received while the step ran
     request   ["+", id, prompt tokens, max tokens, hashes, priority, choices, arrived tokens]
     abort     ["-", id, choice or null]
     result    [ns, [[sequence, tokens, finished or null, drafts], ...], [[sequence, hashes], ...], failed]
-    hashes    base64 of all, one after the other
-    plan      the fields of `Plan` in their order, without `next_wake_ns`, which only a plan without a step has
+    hashes    base64 of all hashes, concatenated
+    plan      the fields of `Plan` in order, without `next_wake_ns`, which only a plan without a step has
 
-`decode` undoes `encode`, and the other way round. What is read is checked: `RecordingError` names the field.
+`decode_*` and `encode_*` are inverse. Decoding checks every value: `RecordingError` names the field.
 """
 
 from base64 import b64decode, b64encode
@@ -34,7 +34,7 @@ _to_json = JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def to_bytes(value: object) -> bytes:
-    """JSON without spaces, ASCII: one line, the same for the same value."""
+    """Compact ASCII JSON on one line; deterministic."""
     return _to_json(value).encode()
 
 
@@ -72,10 +72,10 @@ def _decode_request(value: object) -> Request:
 
 
 def _encode_hashes(hashes: Iterable[bytes]) -> str:
-    """Raises `ValueError` for a hash of another length: it could not be told apart from its neighbours."""
+    """Raises `ValueError` for a hash of the wrong length, which would shift all following hashes."""
     hashes = tuple(hashes)
     if any(len(name) != HASH_BYTES for name in hashes):
-        raise ValueError(f"a block hash has {HASH_BYTES} bytes")
+        raise ValueError(f"a block hash must have {HASH_BYTES} bytes")
     return b64encode(b"".join(hashes)).decode()
 
 
@@ -173,7 +173,7 @@ def _encode_reason(reason: Reason) -> list[object]:
 
 
 def _decode_reason(value: object) -> Reason:
-    """With as many numbers as its sentence has places for."""
+    """Decodes a reason and the numbers of its message."""
     match value:
         case [str(name), *numbers] if name in Why.__members__:
             why = Why[name]

@@ -1,4 +1,4 @@
-"""A plan in words, for a person."""
+"""Plans as readable text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption
 
 
 def plan_words(plan: Plan) -> str:
-    """One line: "step 7: 3 decode; 9: 48 tokens from 32 (token budget of 64 a step); predicted 38.9 ms"."""
+    """A plan as one line: "step 7: 3 decode; 9: 48 tokens from 32 (token budget of 64 a step); predicted 38.9 ms"."""
     lists = (plan.preemptions, plan.admissions, plan.chunks, plan.not_admitted)
     parts = [f"{plan.decoding} decode"] if plan.decoding else []
     parts += [item_words(item) for items in lists for item in items]
@@ -17,7 +17,7 @@ def plan_words(plan: Plan) -> str:
 
 
 def item_words(item: Preemption | Admission | Chunk | NotAdmitted) -> str:
-    """One clause that begins with the number of the sequence."""
+    """An item of a plan as text that starts with the number of the sequence."""
     words: Callable[[Any], str] = _WORDS[type(item)]
     return f"{item.number} {words(item)}"
 
@@ -39,7 +39,7 @@ def _chunk(item: Chunk) -> str:
 
 
 def _not_admitted(item: NotAdmitted) -> str:
-    return f"has to wait ({item.reason.words()})"
+    return f"must wait ({item.reason.words()})"
 
 
 _WORDS: dict[type, Callable[[Any], str]] = {

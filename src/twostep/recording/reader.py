@@ -1,4 +1,4 @@
-"""Reads a recording turn by turn, never the whole file."""
+"""Reads a recording turn by turn, without loading the whole file."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,37 +26,40 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """`line`: where it stands in the file, from 1. `times_ns`: each time that the loop asked for, in order."""
+    """A turn of the loop. `line`: its line in the file, from 1. `times_ns`: the clock readings of the loop, in
+    order."""
 
     line: int
     times_ns: tuple[int, ...]
     before: tuple[Command, ...]
     during: tuple[Command, ...] = ()
     step: RecordedStep | None = None
-    """None if no step was served."""
+    """None if the turn ran no step."""
 
 
 class Recording:
-    """A recording's header, read at once, and its turns. Raises `RecordingError`, or `OSError` if there is no file.
-    A pipe will do, and - for standard input."""
+    """A recording: its header, read at once, and its turns. The path may be a pipe, or - for standard input.
+
+    Raises `RecordingError`, or `OSError` if there is no file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = InputFile(path)
         self.torn_line: int | None = None
-        """The last line if it is cut off, as when the recording process was killed; known once all turns are read."""
+        """Number of the last line if it is incomplete because the process was killed; set after all turns were read."""
         with self._file.open() as file:
             line = file.readline(LONGEST_HEADER_BYTES)
         with self.naming(1):
             self.header = _read_header(line)
 
     def turns(self) -> Iterator[Turn]:
-        """In order, from the first, each checked. A last line that is cut off is left out."""
+        """Yields the checked turns in order. Skips an incomplete last line."""
         with self._file.open() as file:
             file.readline()
             yield from self._turns(file)
 
     def naming(self, line: int) -> "_Naming":
-        """A context in which a `RecordingError` gets file and line put before it."""
+        """A context that prefixes a `RecordingError` with file and line."""
         return _Naming(f"{self._file}, line {line}")
 
     def _turns(self, file: BinaryIO) -> Iterator[Turn]:
@@ -84,11 +87,11 @@ class _Naming:
 
 
 def _read_header(line: bytes) -> Header:
-    """The line may be anything at all."""
+    """Reads the header from an arbitrary line. Raises `RecordingError`."""
     if not line.startswith(b"{"):
         raise RecordingError("not a recording of Twostep")
     if not line.endswith(b"\n"):
-        raise RecordingError("cut off within its first line, or not a recording of Twostep")
+        raise RecordingError("incomplete first line, or not a recording of Twostep")
     return decode_header(_from_json(line))
 
 
@@ -105,16 +108,16 @@ def _decode_turn(line: int, last_ns: int, value: object) -> Turn:
         wrong("turn", value, "a list of 2 or 5")
     times_ns = _decode_times(value[0], last_ns)
     if len(value) == 2:
-        return Turn(line, times_ns, _decode_heard(value[1], "before"))
+        return Turn(line, times_ns, _decode_commands(value[1], "before"))
     _, before, during, result, plan = record(value, "turn", 5)
     step = RecordedStep(decode_result(result), decode_plan(plan))
-    return Turn(line, times_ns, _decode_heard(before, "before"), _decode_heard(during, "during"), step)
+    return Turn(line, times_ns, _decode_commands(before, "before"), _decode_commands(during, "during"), step)
 
 
 def _decode_times(value: object, last_ns: int) -> tuple[int, ...]:
     differences = [whole(item, "times") for item in many(value, "times")]
-    return tuple(accumulate(differences, initial=last_ns))[1:] or wrong("times", value, "one time at least")
+    return tuple(accumulate(differences, initial=last_ns))[1:] or wrong("times", value, "a list with at least one time")
 
 
-def _decode_heard(value: object, name: str) -> tuple[Command, ...]:
+def _decode_commands(value: object, name: str) -> tuple[Command, ...]:
     return tuple(decode_command(item) for item in many(value, name))

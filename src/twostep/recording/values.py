@@ -1,5 +1,4 @@
-"""Values read from JSON, checked: each function returns what it was given, typed, or raises `RecordingError` that
-names it."""
+"""Checks of JSON values: each function returns its value with a type, or raises `RecordingError` with its name."""
 
 from reprlib import repr as short
 from typing import NoReturn
@@ -12,14 +11,14 @@ def wrong(name: str, value: object, allowed: str) -> NoReturn:
 
 
 def whole(value: object, name: str, least: int | None = 0) -> int:
-    """An integer, at least `least`. True and False are none."""
+    """An integer, at least `least`. True and False are rejected."""
     if type(value) is not int or (least is not None and value < least):
         wrong(name, value, "a whole number" if least is None else f"a whole number from {least}")
     return value
 
 
 def flag(value: object, name: str) -> bool:
-    """0 or 1, which is what a flag takes in the file."""
+    """A flag, which is stored as 0 or 1."""
     if type(value) is not int or value not in (0, 1):
         wrong(name, value, "0 or 1")
     return value == 1
@@ -27,7 +26,7 @@ def flag(value: object, name: str) -> bool:
 
 def text(value: object, name: str) -> str:
     if not isinstance(value, str):
-        wrong(name, value, "a text")
+        wrong(name, value, "a string")
     return value
 
 

@@ -16,22 +16,21 @@ from twostep.recording.header import encode_header, new_header
 from twostep.settings import Settings
 
 BUFFER_BYTES = 64 << 20
-"""What a disk may be behind: some hundred thousand steps of few sequences."""
+"""Buffer for a slow disk: some hundred thousand steps with few sequences."""
 
 
 class Recorder:
-    """A new file at `path`; `about` names the run: model, machine.
+    """Writes a recording to a new file at `path`. `about` describes the run: model, machine.
 
-    A line a turn, written by a thread of its own: the loop never waits for the disk, and when the process is killed,
-    the file lacks at most the last moments. Raises `RecordingError` if the file exists, `OSError` if it cannot be
-    written.
+    A separate thread writes one line per turn: the loop never waits for the disk, and if the process is killed, only
+    the last moments are lost. Raises `RecordingError` if the file exists, `OSError` if it cannot be written.
     """
 
     def __init__(self, path: Path, settings: Settings, about: Mapping[str, str]) -> None:
         try:
             file = path.open("xb", buffering=0)
         except FileExistsError as error:
-            problem = f"{path} exists; a recording never takes its place, give --record another name"
+            problem = f"{path} exists; a recording is never overwritten, give --record another name"
             raise RecordingError(problem) from error
         self._path = path
         self._last_ns = 0
@@ -41,7 +40,7 @@ class Recorder:
             self._writer = BackgroundWriter(file.fileno(), BUFFER_BYTES)
 
     def turn(self, times_ns: Sequence[int], before: Sequence[Command]) -> None:
-        """One that received commands but served no step."""
+        """Records a turn that received commands but ran no step."""
         self._write([self._differences(times_ns), [*map(encode_command, before)]])
 
     def step(
@@ -52,9 +51,9 @@ class Recorder:
         result: StepResult,
         plan: Plan,
     ) -> None:
-        """A turn that served a step."""
-        heard = [*map(encode_command, before)], [*map(encode_command, during)]
-        self._write([self._differences(times_ns), *heard, encode_result(result), encode_plan(plan)])
+        """Records a turn that ran a step."""
+        commands = [*map(encode_command, before)], [*map(encode_command, during)]
+        self._write([self._differences(times_ns), *commands, encode_result(result), encode_plan(plan)])
 
     def _differences(self, times_ns: Sequence[int]) -> list[int]:
         differences = [after - before for before, after in pairwise((self._last_ns, *times_ns))]
@@ -62,20 +61,20 @@ class Recorder:
         return differences
 
     def _write(self, value: object) -> None:
-        """Raises `RecordingError` once if an earlier line could not be written, or too many wait for the disk: the
-        recording ends there, and the run may go on without it."""
+        """Raises `RecordingError` once if an earlier line could not be written, or the buffer is full. The recording
+        then ends, and the run can continue without it."""
         if not self._failed and not self._writer.write(to_bytes(value) + b"\n"):
             self._fail()
 
     def _fail(self) -> NoReturn:
         self._failed = True
         error = self._writer.error
-        why = error.strerror if error else "the disk does not keep up"
+        why = error.strerror if error else "the disk is too slow"
         raise RecordingError(f"{self._path}: {why}; the recording ends here") from error
 
     def close(self) -> None:
-        """Writes the rest, unless the disk is stuck. Raises `RecordingError` if not all of it could be written and no
-        line before said so."""
+        """Writes the rest, unless the disk is stuck. Raises `RecordingError` if it is incomplete and no earlier call
+        has reported that."""
         written = self._writer.close() and not self._writer.error
         if not written and not self._failed:
             self._fail()
@@ -88,19 +87,18 @@ class Recorder:
 
 
 class RecordedSurroundings:
-    """Clock, inbox and observer of a loop, passed through; the recorder gets what the loop was told and what it
-    decided.
+    """Wraps clock, inbox and observer of a loop, and passes its input and decisions to the recorder.
 
-    Turns that received nothing and served no step leave no trace: they change nothing. A turn that an exception ended
-    early and that was continued is recorded as one that was not interrupted.
+    Turns without commands and without a step are not recorded, as they change nothing. A turn that was interrupted by
+    an exception and continued is recorded as one turn.
     """
 
     def __init__(self, clock: Clock, inbox: Inbox, observer: Observer, recorder: Recorder) -> None:
         self._clock, self._inbox, self._observer, self._recorder = clock, inbox, observer, recorder
         self._times_ns: list[int] = []
         self._settled = 1
-        """How many of the times are past: of the loop's first plan, of commands, of the step's begin. Those after them
-        are of plans that may be made anew."""
+        """Number of times that are final: those of the first plan, of commands, and of the step start. Later ones
+        belong to plans that may be made again."""
         self._before: list[Command] = []
         self._during: list[Command] = []
         self._computing = False
@@ -111,11 +109,11 @@ class RecordedSurroundings:
         return now
 
     def receive(self) -> Iterator[Command]:
-        """The loop receives commands before it decides a step, and again while that is computed."""
+        """Passes on commands: the loop receives them before it plans a step, and again while the step runs."""
         del self._times_ns[self._settled :]
-        heard = self._during if self._computing else self._before
+        received = self._during if self._computing else self._before
         for command in self._inbox.receive():
-            heard.append(command)
+            received.append(command)
             yield command
             self._settled = len(self._times_ns)
 
@@ -134,7 +132,7 @@ class RecordedSurroundings:
         self._observer.began(step, now)
 
     def catch_up(self) -> None:
-        """Without a step being computed it is the end of a turn that served none."""
+        """Without a running step, this is the end of a turn that ran none."""
         self._observer.catch_up()
         if self._before and not self._computing:
             try:

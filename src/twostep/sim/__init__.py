@@ -1,2 +1,2 @@
-"""Rehearses: the engine's own loop and scheduler, without a model. Read `replay` for recorded runs, `modelled` and
-`events` for simulated ones."""
+"""Runs the engine loop and scheduler without a model: `recorded` replays recordings, `modelled` and `events`
+simulate."""

@@ -32,8 +32,8 @@ class EventQueue:
 
 
 class LoopHost:
-    """Hosts one loop on an event queue: begins steps, ends each when the executor says that it ends, and looks again
-    when something arrives or the loop asks for it."""
+    """Hosts one loop on an event queue: starts steps, ends each at the time given by the executor, and calls the loop
+    again when a command arrives or the loop requests it."""
 
     def __init__(
         self, queue: EventQueue, loop: EngineLoop, executor: ModelledExecutor, client: SimulatedClient
@@ -43,7 +43,7 @@ class LoopHost:
         self._wake_ns: int | None = None
 
     def expect(self, arrivals: Iterable[Arrival]) -> None:
-        """Schedules what will be asked."""
+        """Schedules the arrivals."""
         for arrival in arrivals:
             self._queue.at(arrival.at_ns, partial(self._arrive, arrival))
 
@@ -52,7 +52,7 @@ class LoopHost:
         self._wake_soon()
 
     def _wake_soon(self) -> None:
-        """After all events of this moment that are scheduled already, so that the next step knows what they brought."""
+        """Wakes the loop after all events already scheduled for this time, so that the next step includes them."""
         self._queue.at(self._queue.clock.now_ns, self._wake)
 
     def _wake(self) -> None:

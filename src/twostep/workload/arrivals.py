@@ -1,4 +1,4 @@
-"""When requests arrive: processes, in seconds from the begin of a workload."""
+"""Arrival processes: times of requests in seconds from the start of a workload."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from math import sqrt
 from random import Random
 from typing import Protocol
 
-from twostep.workload.limits import check_within
+from twostep.workload.checked_fields import check_within
 
 MOST_RATE = 1e6
 MOST_CV = 100.0
@@ -15,14 +15,14 @@ MOST_CV = 100.0
 
 class Arrivals(Protocol):
     def times(self, rng: Random) -> Iterator[float]:
-        """Without end, never going back. A process with all rates doubled gives half of these times."""
+        """Without end, never going back. A process with all rates repeated gives half of these times."""
         ...
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """Gaps that know nothing of each other, gamma distributed, with mean 1 / `rate` (per second) and coefficient of
-    variation `cv`: 1 is a Poisson process, 0 evenly spaced, above 1 come bursts.
+    """Independent, gamma-distributed gaps with mean 1 / `rate` (per second) and coefficient of variation `cv`: 1 is a
+    Poisson process, 0 is even spacing, above 1 arrivals are bursty.
 
     Gamma with shape k and scale s has mean k s and coefficient of variation 1 / sqrt(k). vLLM's `burstiness` is k.
     """
@@ -43,11 +43,11 @@ class Renewal:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A Poisson process whose rate goes evenly from `first_rate` to `last_rate` (per second) while `requests` arrive,
-    in the mean, and stays there.
+    """A Poisson process whose rate changes linearly from `first_rate` to `last_rate` (per second) over `requests`
+    expected arrivals, and then stays constant.
 
-    With rate a + c t, a t + c t² / 2 arrivals are expected by t. Arrivals of a process with rate 1, at e, are moved to
-    where as many are expected: t = 2 e / (a + sqrt(a² + 2 c e)), with the root being the rate then.
+    With rate a + c t, the expected arrivals by time t are a t + c t² / 2. An arrival at e of a process with rate 1 is
+    mapped to the time with that expectation: t = 2 e / (a + sqrt(a² + 2 c e)). The root is the rate at t.
     """
 
     first_rate: float
@@ -61,14 +61,14 @@ class Ramp:
 
     @property
     def ramp_s(self) -> float:
-        """How long the rate changes."""
+        """Duration of the rate change."""
         return 2 * self.requests / (self.first_rate + self.last_rate)
 
     def times(self, rng: Random) -> Iterator[float]:
         slope = (self.last_rate - self.first_rate) / self.ramp_s
         for expected in accumulate(rng.expovariate(1) for _ in repeat(None)):
             if expected < self.requests:
-                squared = max(0.0, self.first_rate**2 + 2 * slope * expected)  # rounding may go below
+                squared = max(0.0, self.first_rate**2 + 2 * slope * expected)  # rounding may give a negative value
                 yield 2 * expected / (self.first_rate + sqrt(squared))
             else:
                 yield self.ramp_s + (expected - self.requests) / self.last_rate
@@ -76,7 +76,7 @@ class Ramp:
 
 @dataclass(frozen=True)
 class AtOnce:
-    """All at the begin: a batch, or whatever a client with a fixed number of requests under way will ask."""
+    """All at the start: for a batch, or for a closed loop, which ignores arrival times."""
 
     def times(self, rng: Random) -> Iterator[float]:
         return repeat(0.0)

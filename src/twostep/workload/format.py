@@ -1,4 +1,4 @@
-"""The file format: JSON lines, a header and one object for each request. docs/workloads.md describes it."""
+"""The workload file format: JSON lines, a header and one object per request. See docs/workloads.md."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -9,16 +9,27 @@ from typing import Any
 
 from twostep.errors import WorkloadError
 from twostep.input_file import InputFile
-from twostep.workload.lines import Say, from_json, is_torn, naming, numbered_lines
-from twostep.workload.values import record, seconds, text, tokens, whole, wrong
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.checked_fields import (
+    Say,
+    from_json,
+    is_torn,
+    naming,
+    numbered_lines,
+    record,
+    seconds,
+    text,
+    tokens,
+    whole,
+    wrong,
+)
+from twostep.workload.definition import Workload, WorkloadRequest
 
 MARK = "twostep_workload"
-"""The header's key that makes a file a workload; its value is the format's version."""
+"""The header key that identifies a workload; its value is the format version."""
 
 VERSION = 1
 BY_ARRIVAL, BY_END = "arrival", "end"
-"""Orders of rows. A server that records knows a request only when it has ended; such rows have times of any clock."""
+"""Orders of rows. A server records a request when it ends; its arrival times are of any clock."""
 
 MOST_BLOCK_NUMBER = 2**63 - 1
 
@@ -32,9 +43,9 @@ class _Header:
 
 
 def read_workload(path: Path, say: Say) -> Workload:
-    """Each row checked. A last line that is cut off is left out, and said.
+    """Reads and checks every row. Skips an incomplete last line and reports it through `say`.
 
-    Raises `WorkloadError` that names file, line and field, and what is allowed; `OSError` if there is no file.
+    Raises `WorkloadError` naming file, line and field, and what is allowed; `OSError` if there is no file.
     """
     return read_lines(InputFile(path), say)
 
@@ -49,7 +60,7 @@ def read_lines(source: InputFile, say: Say) -> Workload:
     last_s = 0.0
     for number, line in lines:
         if is_torn(line):
-            say(f"{source}, line {number}: the last line is cut off, it was left out")
+            say(f"{source}, line {number}: the last line is incomplete and was skipped")
             break
         with naming(source, number):
             request = _decode_request(from_json(line), len(requests), header)
@@ -60,14 +71,14 @@ def read_lines(source: InputFile, say: Say) -> Workload:
 
 
 def write_workload(path: Path, workload: Workload) -> None:
-    """Takes the place of a file that is there. What `read_workload` gives of it is equal."""
+    """Writes the file, replacing an existing one. `read_workload` returns an equal workload."""
     with path.open("w", encoding="ascii") as file:
         file.write(header_line(workload))
         file.writelines(map(request_line, workload.requests))
 
 
 def header_line(workload: Workload, order: str = BY_ARRIVAL) -> str:
-    """Of a file with these requests, which are not looked at."""
+    """The header line of a workload; its requests are ignored."""
     header: dict[str, Any] = {
         MARK: VERSION,
         "block_tokens": workload.block_tokens,
@@ -78,7 +89,7 @@ def header_line(workload: Workload, order: str = BY_ARRIVAL) -> str:
 
 
 def request_line(request: WorkloadRequest) -> str:
-    """Without what has its default."""
+    """A row, without fields that have their default."""
     row: dict[str, Any] = {
         "arrival_s": request.arrival_s,
         "input_tokens": request.input_tokens,
@@ -94,7 +105,7 @@ def request_line(request: WorkloadRequest) -> str:
 
 
 def from_first(requests: Iterable[WorkloadRequest]) -> list[WorkloadRequest]:
-    """In order of their arrivals, counted from the first to whole microseconds; none may come `after` another."""
+    """Sorts requests by arrival, counted from the first and rounded to microseconds. None may have `after`."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     return [replace(one, arrival_s=round(one.arrival_s - ordered[0].arrival_s, 6)) for one in ordered]
 
@@ -109,9 +120,9 @@ def _line(value: dict[str, Any]) -> str:
 
 def _decode_header(value: object) -> _Header:
     if not isinstance(value, dict) or MARK not in value:
-        raise WorkloadError(f'not a workload: its first line has to be an object with "{MARK}": {VERSION}')
+        raise WorkloadError(f'not a workload: the first line must be an object with "{MARK}": {VERSION}')
     if value[MARK] != VERSION:
-        wrong(MARK, value[MARK], f"{VERSION}, the only version that this Twostep reads")
+        wrong(MARK, value[MARK], f"{VERSION}, the only version that this version of Twostep reads")
     fields = record(value, (MARK, "block_tokens"), ("name", "source", "order"))
     if (order := fields.get("order", BY_ARRIVAL)) not in (BY_ARRIVAL, BY_END):
         wrong("order", order, f"{BY_ARRIVAL} or {BY_END}")
@@ -120,7 +131,7 @@ def _decode_header(value: object) -> _Header:
 
 
 def _decode_request(value: object, number: int, header: _Header) -> WorkloadRequest:
-    """The one that has this number, from 0."""
+    """Decodes the request with this number, from 0."""
     fields = record(value, ("arrival_s", "input_tokens", "output_tokens"), ("blocks", "after", "text"))
     input_tokens = tokens(fields["input_tokens"], "input_tokens")
     return WorkloadRequest(
@@ -137,15 +148,15 @@ def _decode_blocks(value: object, most: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(one) is int and 0 <= one <= MOST_BLOCK_NUMBER for one in value):
         wrong("blocks", value, f"a list of whole numbers from 0 to {MOST_BLOCK_NUMBER}")
     if len(value) > most:
-        raise WorkloadError(f"blocks has {len(value)} members; input_tokens and block_tokens leave room for {most}")
+        raise WorkloadError(f"blocks has {len(value)} members; input_tokens and block_tokens allow at most {most}")
     return tuple(value)
 
 
 def _decode_after(value: object, number: int, header: _Header) -> int:
     if header.order == BY_END:
-        raise WorkloadError(f"after is {value!r}; there is none where order is {BY_END}")
+        raise WorkloadError(f"after is {value!r}; it is not allowed with order {BY_END}")
     if number == 0:
-        raise WorkloadError(f"after is {value!r}; there is no request before the first")
+        raise WorkloadError(f"after is {value!r}; the first request has no earlier one")
     return whole(value, "after", 0, number - 1)
 
 
@@ -154,5 +165,5 @@ def _checked_order(request: WorkloadRequest, last_s: float, header: _Header) -> 
     if header.order == BY_END or request.after is not None:
         return last_s
     if request.arrival_s < last_s:
-        raise WorkloadError(f"arrival_s is {request.arrival_s:g}; it has to be from {last_s:g}, as rows are in order")
+        raise WorkloadError(f"arrival_s is {request.arrival_s:g}; it must be at least {last_s:g}, as rows are in order")
     return request.arrival_s

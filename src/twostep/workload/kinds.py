@@ -1,7 +1,7 @@
-"""Kinds of traffic that can be made up: what requests look like, whenever they arrive.
+"""Kinds of generated workloads: lengths and shared prefixes of requests, independent of their arrival times.
 
-Defaults suit a model of some hundred million parameters on two cores. The same seed gives the same workload; lengths
-and arrivals draw from streams of their own, so that another rate leaves the requests as they are.
+Defaults suit a model with some hundred million parameters on two cores. The same seed gives the same workload. Lengths
+and arrivals use separate random streams, so that changing the rate does not change the requests.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,37 +13,38 @@ from typing import Any, NamedTuple, Protocol
 
 from twostep.errors import InvalidParameterError
 from twostep.workload.arrivals import Arrivals
-from twostep.workload.limits import check_within
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.checked_fields import check_within
+from twostep.workload.definition import Workload, WorkloadRequest
 
 BLOCK_TOKENS = 16
 CONTEXT_TOKENS = 4096
 
 SPREAD = 0.8
-"""Of lengths: standard deviation of their logarithm. Prompts and answers of people are about log-normal."""
+"""Standard deviation of the logarithm of lengths. Real prompts and answers are roughly log-normal."""
 
 LONGEST = 8
-"""Times the median; longer ones are drawn again (one in 200)."""
+"""Maximum length as a multiple of the median; longer ones (1 in 200) are redrawn."""
 
 MOST_REQUESTS = 1_000_000
 MOST_LENGTH = 10_000_000
 
 
-class Kind(Protocol):
-    """Parameters are fields of a dataclass, with a word about each in its metadata."""
+class WorkloadKind(Protocol):
+    """A kind of workload. Parameters are dataclass fields with help text in their metadata."""
 
     @property
     def requests_per_arrival(self) -> float:
-        """In the mean: sessions arrive with several turns each."""
+        """Mean requests per arrival: a session has several turns."""
         ...
 
     def requests(self, times: Iterator[float], wanted: int, rng: Random) -> Iterable[WorkloadRequest]:
-        """So many; `times` are those of their arrivals."""
+        """Yields `wanted` requests that arrive at `times`."""
         ...
 
 
-def make_workload(kind: Kind, arrivals: Arrivals, requests: int, seed: int = 0) -> Workload:
-    """`requests` of this kind; all rates of `arrivals` are of requests. Raises `InvalidParameterError`."""
+def make_workload(kind: WorkloadKind, arrivals: Arrivals, requests: int, seed: int = 0) -> Workload:
+    """Generates `requests` requests of this kind. Rates of `arrivals` count requests. Raises
+    `InvalidParameterError`."""
     check_within("requests", requests, 1, MOST_REQUESTS)
     stretch = kind.requests_per_arrival
     times = (round(time_s * stretch, 6) for time_s in arrivals.times(Random(f"{seed} arrivals")))
@@ -58,19 +59,19 @@ def _parameter(default: Any, help_: str) -> Any:
 
 @dataclass(frozen=True)
 class Chat:
-    """Conversations that begin with the same system prompt. Each turn's prompt is the one before, its answer, and
-    something new; it comes some time after that answer has ended.
+    """Conversations with a common system prompt. The prompt of each turn is the previous prompt, its answer, and new
+    text; it arrives some time after that answer has ended.
 
-    The answers in later prompts are made up like all content: a server that keeps the KV of what it generated finds
-    the prompt of the turn before there, not its own answer.
+    Answers in later prompts are generated content, not the real answers: a prefix cache finds the previous prompt, but
+    not the answer of the server.
     """
 
-    turns: float = _parameter(4.0, "mean number of turns of a conversation (geometric)")
-    system_tokens: int = _parameter(256, "system prompt, the same for all")
-    user_tokens: int = _parameter(40, "median of what a user writes in a turn")
-    answer_tokens: int = _parameter(90, "median of answers")
-    think_s: float = _parameter(5.0, "mean time from an answer's end to the next turn (exponential)")
-    context_tokens: int = _parameter(CONTEXT_TOKENS, "a conversation ends before a turn needs more")
+    turns: float = _parameter(4.0, "mean turns per conversation (geometric)")
+    system_tokens: int = _parameter(256, "length of the common system prompt")
+    user_tokens: int = _parameter(40, "median length of the user text in a turn")
+    answer_tokens: int = _parameter(90, "median length of answers")
+    think_s: float = _parameter(5.0, "mean time from the end of an answer to the next turn (exponential)")
+    context_tokens: int = _parameter(CONTEXT_TOKENS, "maximum context; a conversation ends before it is exceeded")
 
     def __post_init__(self) -> None:
         check_within("turns", self.turns, 1, 1000)
@@ -85,7 +86,7 @@ class Chat:
         return self.turns
 
     def requests(self, times: Iterator[float], wanted: int, rng: Random) -> Iterable[WorkloadRequest]:
-        """In the order in which they would come if answers took no time. Sessions at the end may lack turns."""
+        """In the order of arrival if answers took no time. The last sessions may be cut short."""
         unused = count(self.system_tokens // BLOCK_TOKENS)
         turns: list[_Turn] = []
         while len(turns) < wanted:
@@ -113,7 +114,7 @@ class Chat:
 
 
 class _Turn(NamedTuple):
-    """Sorted by when it would come if answers took no time."""
+    """A turn; sorts by its arrival if answers took no time."""
 
     at_s: float
     session: int
@@ -122,7 +123,7 @@ class _Turn(NamedTuple):
 
 
 def _following(turns: Iterable[_Turn]) -> Iterator[WorkloadRequest]:
-    """Each turn after the one before of its session."""
+    """Links each turn to the previous turn of its session."""
     last: dict[int, int] = {}
     for number, turn in enumerate(turns):
         yield replace(turn.request, after=last.get(turn.session))
@@ -131,16 +132,16 @@ def _following(turns: Iterable[_Turn]) -> Iterator[WorkloadRequest]:
 
 @dataclass(frozen=True)
 class Rag:
-    """Questions about documents, some of which are asked about far more often than others: the k-th in the order of
-    their popularity with a share of 1 / k to the power of `zipf`."""
+    """Questions about documents of unequal popularity: the share of the k-th most popular one is proportional to
+    1 / k to the power of `zipf`."""
 
-    documents: int = _parameter(50, "how many there are")
-    zipf: float = _parameter(1.0, "exponent of their popularity; 0: all alike")
+    documents: int = _parameter(50, "number of documents")
+    zipf: float = _parameter(1.0, "exponent of the popularity; 0: all equally popular")
     document_tokens: int = _parameter(1500, "median length of documents")
-    instruction_tokens: int = _parameter(64, "before each document, the same for all")
-    question_tokens: int = _parameter(30, "median, after the document")
-    answer_tokens: int = _parameter(50, "median")
-    context_tokens: int = _parameter(CONTEXT_TOKENS, "no prompt with its answer is longer")
+    instruction_tokens: int = _parameter(64, "length of the common instruction before each document")
+    question_tokens: int = _parameter(30, "median length of questions, after the document")
+    answer_tokens: int = _parameter(50, "median length of answers")
+    context_tokens: int = _parameter(CONTEXT_TOKENS, "maximum length of prompt and answer")
 
     def __post_init__(self) -> None:
         check_within("documents", self.documents, 1, 1_000_000)
@@ -163,7 +164,7 @@ class Rag:
             yield WorkloadRequest(time_s, input_tokens, _length(rng, self.answer_tokens), document.blocks)
 
     def _shared(self, rng: Random) -> "Iterator[_Shared]":
-        """What prompts about each document begin with."""
+        """The prefix of all prompts about each document."""
         instruction = tuple(range(self.instruction_tokens // BLOCK_TOKENS))
         unused = count(len(instruction))
         rest = self.instruction_tokens + LONGEST * (self.question_tokens + self.answer_tokens)
@@ -177,16 +178,16 @@ class Rag:
 class _Shared(NamedTuple):
     tokens: int
     blocks: tuple[int, ...]
-    """Those that these tokens fill."""
+    """The full blocks of these tokens."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Tasks of mixed lengths that have nothing in common."""
+    """Tasks of mixed lengths without shared prefixes."""
 
-    input_tokens: int = _parameter(300, "median of prompts")
-    answer_tokens: int = _parameter(100, "median of answers")
-    context_tokens: int = _parameter(CONTEXT_TOKENS, "no prompt with its answer is longer")
+    input_tokens: int = _parameter(300, "median length of prompts")
+    answer_tokens: int = _parameter(100, "median length of answers")
+    context_tokens: int = _parameter(CONTEXT_TOKENS, "maximum length of prompt and answer")
 
     def __post_init__(self) -> None:
         _check_fits(self.context_tokens, 0, input_tokens=self.input_tokens, answer_tokens=self.answer_tokens)
@@ -202,7 +203,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Prompts and answers of given lengths, nothing in common; from the least to the most all are as likely."""
+    """Prompts and answers of given lengths without shared prefixes; uniform within a range."""
 
     input_tokens: tuple[int, int] = _parameter((512, 512), "a length, or LEAST-MOST")
     output_tokens: tuple[int, int] = _parameter((64, 64), "a length, or LEAST-MOST")
@@ -213,7 +214,7 @@ class Fixed:
             check_within(name, least, 1, MOST_LENGTH)
             check_within(name, most, 1, MOST_LENGTH)
             if least > most:
-                raise InvalidParameterError(f"{name} is {least}-{most}; the least has to come before the most", name)
+                raise InvalidParameterError(f"{name} is {least}-{most}; the smaller number must come first", name)
 
     @property
     def requests_per_arrival(self) -> float:
@@ -230,7 +231,7 @@ KINDS: dict[str, type[Chat] | type[Rag] | type[Batch] | type[Fixed]] = {
 
 
 def _length(rng: Random, median: int, most: int | None = None, spread: float = SPREAD) -> int:
-    """Log-normal, from 1 to `most`."""
+    """A log-normal length from 1 to `most`."""
     most = LONGEST * median if most is None else most
     while not 1 <= (tokens := round(rng.lognormvariate(log(median), spread))) <= most:
         pass
@@ -238,12 +239,12 @@ def _length(rng: Random, median: int, most: int | None = None, spread: float = S
 
 
 def _check_fits(context_tokens: int, before: int, **medians: int) -> None:
-    """The longest that is drawn for these medians, after so many other tokens, fits."""
+    """Checks that the maximum lengths for these medians, after `before` other tokens, fit into the context."""
     check_within("context_tokens", context_tokens, 1, MOST_LENGTH)
     for name, median in medians.items():
         check_within(name, median, 1, context_tokens)
     needed = before + LONGEST * sum(medians.values())
     if needed > context_tokens:
         parts = " and ".join(f"{name} {median}" for name, median in medians.items())
-        allowed = f"{needed} at least: {before} before, and {LONGEST} times {parts}"
-        raise InvalidParameterError(f"context_tokens is {context_tokens}; it has to be {allowed}", "context_tokens")
+        allowed = f"at least {needed}: {before} before, and {LONGEST} times {parts}"
+        raise InvalidParameterError(f"context_tokens is {context_tokens}; it must be {allowed}", "context_tokens")

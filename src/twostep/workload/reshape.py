@@ -1,35 +1,36 @@
-"""Changes of a workload, so that a machine can serve it: each gives a new one, whose source says what was done, and
-says what was left out or clipped."""
+"""Changes to a workload: window, sample, lengths, rate, repetition.
 
+Each returns a new workload whose `source` lists the change, and reports what was left out or clipped."""
+
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from math import ceil
+from random import Random
 from reprlib import repr as short
 
 from twostep.errors import InvalidParameterError, WorkloadError
-from twostep.workload.limits import check_within
-from twostep.workload.lines import Say
-from twostep.workload.rates import mean_rate
-from twostep.workload.sampling import sample
-from twostep.workload.scaling import scaled_blocks
-from twostep.workload.workload import Workload, WorkloadRequest
+from twostep.workload.checked_fields import Say, check_within
+from twostep.workload.definition import Workload, WorkloadRequest, mean_rate
 
 
 @dataclass(frozen=True)
 class Changes:
-    """In the order in which they are made. None: as it is."""
+    """Changes in the order in which they are applied. None: no change."""
 
     from_s: float | None = None
     to_s: float | None = None
     sample: float | None = None
-    """Only this share of conversations, as `sampling.sample` tells them."""
+    """Keep this share of the conversations; see `sample`."""
     requests: int | None = None
-    """Only so many, the first."""
+    """Keep the first requests."""
     length_scale: float | None = None
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     rate_scale: float | None = None
     rate: float | None = None
-    """Requests per second, in the mean."""
+    """Scale to this mean rate in requests per second."""
 
     def __post_init__(self) -> None:
         """Raises `InvalidParameterError`."""
@@ -41,11 +42,11 @@ class Changes:
         for name in ("length_scale", "rate_scale", "rate"):
             check_within(name, getattr(self, name), 1e-6, 1e6)
         if self.rate_scale is not None and self.rate is not None:
-            raise InvalidParameterError("rate and rate_scale both say how fast requests come; give one", "rate")
+            raise InvalidParameterError("rate and rate_scale both set the rate; give one of them", "rate")
 
 
 def reshaped(workload: Workload, changes: Changes, say: Say) -> Workload:
-    """With these changes. Raises `WorkloadError` for what cannot be done with this workload."""
+    """Applies the changes. Raises `WorkloadError` if one is impossible for this workload."""
     if changes.from_s is not None or changes.to_s is not None:
         workload = window(workload, changes.from_s or 0.0, changes.to_s, say)
     if changes.sample is not None:
@@ -62,9 +63,9 @@ def reshaped(workload: Workload, changes: Changes, say: Say) -> Workload:
 
 
 def window(workload: Workload, from_s: float, to_s: float | None, say: Say) -> Workload:
-    """Requests that arrive from `from_s` on and before `to_s`, counted from there, with those that come after them.
+    """Keeps requests that arrive from `from_s` on and before `to_s`, and their followers. Arrivals count from `from_s`.
 
-    Raises `WorkloadError` if there is none.
+    Raises `WorkloadError` if none is left.
     """
     end_s = float("inf") if to_s is None else to_s
     kept = _kept(workload.requests, [from_s <= request.arrival_s < end_s for request in workload.requests])
@@ -75,23 +76,23 @@ def window(workload: Workload, from_s: float, to_s: float | None, say: Say) -> W
 
 
 def sampled(workload: Workload, share: float, say: Say) -> Workload:
-    """Only a random `share` of conversations, and of requests that belong to none. Rates go down, and are as bursty as
-    they were; what prompts share stays shared. Raises `WorkloadError` if none is left."""
+    """Keeps a random `share` of the conversations and single requests. Lowers the rate, but keeps burstiness and shared
+    prefixes. Raises `WorkloadError` if none is left."""
     kept = list(_kept(workload.requests, sample(workload, share)))
     _say_kept(len(kept), workload, f"a sample of {share:.6g} of all conversations", say)
     return _changed(workload, kept, f"sample of {share:.6g} of conversations")
 
 
 def first(workload: Workload, requests: int, say: Say) -> Workload:
-    """Only so many. Who comes after another has a higher number, so nobody waits for one that is left out."""
+    """Keeps the first requests. A request has a higher number than the one it waits for, so both are kept or
+    dropped."""
     if requests < len(workload.requests):
         say(f"{requests} of {len(workload.requests)} requests kept, the first")
     return _changed(workload, workload.requests[:requests], f"first {requests} requests")
 
 
 def with_rate_scaled(workload: Workload, factor: float) -> Workload:
-    """All rates times `factor`. The time from an answer's end to the next turn stays: nobody thinks faster because
-    more people come."""
+    """Multiplies the arrival rate by `factor`. The time from an answer to the next turn stays the same."""
     moved = [
         one if one.after is not None else replace(one, arrival_s=round(one.arrival_s / factor, 6))
         for one in workload.requests
@@ -100,19 +101,19 @@ def with_rate_scaled(workload: Workload, factor: float) -> Workload:
 
 
 def at_rate(workload: Workload, rate: float) -> Workload:
-    """So that the mean rate (`rates.mean_rate`) is `rate`, in requests per second. Raises `WorkloadError` if all
-    requests arrive at once."""
+    """Scales arrivals so that `mean_rate` is `rate` requests per second. Raises `WorkloadError` if all requests arrive
+    at once."""
     now = mean_rate(workload)
     if now is None:
         name = short(workload.name) if workload.name else "the workload"
-        raise WorkloadError(f"{name} has no rate to change: its requests come all at once")
+        raise WorkloadError(f"{name} has no rate to change: all its requests arrive at once")
     return with_rate_scaled(workload, rate / now)
 
 
 def clipped(workload: Workload, max_input_tokens: int | None, max_output_tokens: int | None, say: Say) -> Workload:
-    """Longer prompts lose their end, so that what they share stays shared; answers are shorter.
+    """Cuts the end of longer prompts, which keeps shared prefixes, and shortens answers.
 
-    Raises `WorkloadError` for a prompt that is too long but has its text, whose tokens nobody knows.
+    Raises `WorkloadError` for a prompt that is too long and has text, which cannot be cut by tokens.
     """
     _refuse_text(workload, "clipped", lambda one: max_input_tokens is not None and one.input_tokens > max_input_tokens)
     short = list(_clipped(workload, max_input_tokens, max_output_tokens))
@@ -124,8 +125,8 @@ def clipped(workload: Workload, max_input_tokens: int | None, max_output_tokens:
 
 
 def with_lengths_scaled(workload: Workload, factor: float) -> Workload:
-    """All lengths times `factor`, rounded, at least 1. Prompts that began alike begin alike for as many tokens times
-    `factor`, to within a block. Raises `WorkloadError` for prompts that have their text."""
+    """Multiplies all lengths by `factor`, rounded, at least 1. Shared prefixes are scaled too, to within a block.
+    Raises `WorkloadError` for prompts with text."""
     _refuse_text(workload, "scaled", lambda _: True)
     block_tokens, blocks = scaled_blocks(workload, factor)
     scaled = [
@@ -149,7 +150,7 @@ def _clipped(workload: Workload, max_input: int | None, max_output: int | None) 
 
 
 def _say_kept(kept: int, workload: Workload, which: str, say: Say) -> None:
-    """Raises `WorkloadError` where a workload would lose all its requests."""
+    """Raises `WorkloadError` if no request is left."""
     if workload.requests and not kept:
         raise WorkloadError(f"none of the {len(workload.requests)} requests is left: {which}")
     say(f"{kept} of {len(workload.requests)} requests kept, {which}")
@@ -159,11 +160,11 @@ def _say_clipped(what: str, before: Sequence[int], after: Sequence[int], limit: 
     count = sum(one != other for one, other in zip(before, after, strict=True))
     if count:
         share = 1 - sum(after) / sum(before)
-        say(f"{count} of {len(before)} {what} clipped to {limit} tokens, {share:.1%} of all their tokens are gone")
+        say(f"{count} of {len(before)} {what} clipped to {limit} tokens, {share:.1%} of their tokens removed")
 
 
 def _kept(requests: Sequence[WorkloadRequest], inside: Sequence[bool]) -> Iterator[WorkloadRequest]:
-    """Those that are inside, and those that come after one that is kept, with the numbers that they have then."""
+    """Yields requests inside, and followers of kept requests, with `after` renumbered."""
     numbers: dict[int, int] = {}
     for old, request in enumerate(requests):
         if inside[old] if request.after is None else request.after in numbers:
@@ -178,4 +179,105 @@ def _changed(workload: Workload, requests: Sequence[WorkloadRequest], how: str) 
 def _refuse_text(workload: Workload, change: str, concerned: Callable[[WorkloadRequest], bool]) -> None:
     for number, one in enumerate(workload.requests):
         if one.text is not None and concerned(one):
-            raise WorkloadError(f"request {number} has its text; only lengths without a text can be {change}")
+            raise WorkloadError(f"request {number} has text; only requests without text can be {change}")
+
+
+COMMON = 0.1
+"""A prefix of a larger share of prompts is a system prompt, and does not make them one conversation."""
+
+
+def sample(workload: Workload, share: float) -> list[bool]:
+    """Which requests to keep: those of a random `share` of families. Deterministic."""
+    rng = Random(0)
+    chosen: dict[int, bool] = {}
+    return [
+        chosen[family] if family in chosen else chosen.setdefault(family, rng.random() < share)
+        for family in families(workload)
+    ]
+
+
+def families(workload: Workload) -> list[int]:
+    """A family number for each request. Requests of a family follow each other, or start with the same blocks, unless
+    too many requests do. Any other request is its own family."""
+    paths = list(_paths(workload))
+    sizes = Counter(chain.from_iterable(paths))
+    most = COMMON * len(paths)
+    found: list[int] = []
+    for number, (request, path) in enumerate(zip(workload.requests, paths, strict=True)):
+        own = -1 - number
+        beginning = next((node for node in path if sizes[node] <= most), own)
+        found.append(beginning if request.after is None else found[request.after])
+    return found
+
+
+def _paths(workload: Workload) -> Iterator[list[int]]:
+    """For each request, the nodes (from 1) on its path in the prefix tree of all prompts."""
+    tree: dict[tuple[int, int], int] = {}
+    for request in workload.requests:
+        node, path = 0, []
+        for block in request.blocks:
+            node = tree.setdefault((node, block), len(tree) + 1)
+            path.append(node)
+        yield path
+
+
+LEAST_BLOCK_TOKENS = 16
+"""Minimum block size after scaling; smaller blocks are merged, as prefix caches use no smaller ones. The uncovered rest
+of a prefix is at most this long."""
+
+
+def scaled_blocks(workload: Workload, factor: float) -> tuple[int, list[tuple[int, ...]]]:
+    """Block size, and the renumbered blocks of each request, for prompts scaled by `factor`.
+
+    A new block covers `block_tokens / factor` old tokens. Its identity is the previous new block and the old blocks it
+    overlaps, so two new blocks are equal exactly if all old blocks up to their end are.
+    """
+    old_tokens = workload.block_tokens
+    block_tokens = max(min(old_tokens, LEAST_BLOCK_TOKENS), round(old_tokens * factor))
+    stride = block_tokens / factor / old_tokens  # old blocks per new block
+    numbers: dict[tuple[int, tuple[int, ...]], int] = {}
+    return block_tokens, [tuple(_renumbered(one.blocks, stride, numbers)) for one in workload.requests]
+
+
+def _renumbered(
+    blocks: tuple[int, ...], stride: float, numbers: dict[tuple[int, tuple[int, ...]], int]
+) -> Iterator[int]:
+    """Yields the new blocks that old blocks cover completely."""
+    parent, new = -1, 0
+    while (end := ceil((new + 1) * stride - 1e-9)) <= len(blocks):
+        key = parent, blocks[int(new * stride + 1e-9) : end]
+        parent = numbers.setdefault(key, len(numbers))
+        yield parent
+        new += 1
+
+
+def lasting(workload: Workload, requests: int) -> Workload:
+    """Repeats a workload until it has at least `requests` requests. Each repetition has new content without shared
+    prefixes with earlier ones. For workloads whose requests do not wait for others.
+
+    Raises `WorkloadError` if requests have text, or all arrive at once.
+    """
+    if requests <= len(workload.requests) or not workload.requests:
+        return workload
+    times = -(-requests // len(workload.requests))
+    rate = mean_rate(workload)
+    if rate is None or any(one.text is not None for one in workload.requests):
+        why = "its prompts have text" if rate else "they arrive all at once"
+        raise WorkloadError(
+            f"{workload.name or 'the workload'} has {len(workload.requests)} requests and {requests} are needed; "
+            f"{why}, so the workload cannot be repeated"
+        )
+    return replace(workload, requests=_repeated(workload, times, len(workload.requests) / rate))
+
+
+def _repeated(workload: Workload, times: int, period_s: float) -> list[WorkloadRequest]:
+    blocks = 1 + max((block for one in workload.requests for block in one.blocks), default=0)
+    return [
+        replace(
+            one,
+            arrival_s=round(one.arrival_s + time * period_s, 6),
+            blocks=tuple(block + time * blocks for block in one.blocks),
+        )
+        for time in range(times)
+        for one in workload.requests
+    ]

@@ -1,4 +1,4 @@
-"""Where a server is: its URL taken apart, and the addresses of its host looked up once for all requests."""
+"""The address of a server: its URL, the addresses of its host, and the certificates to trust."""
 
 import asyncio
 import os
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from twostep.bench.client.urls import EXAMPLE, api_base
 from twostep.errors import InvalidParameterError, TargetError
 
 CONNECT_S = 10
@@ -16,16 +15,16 @@ CONNECT_S = 10
 
 @dataclass(frozen=True)
 class Trust:
-    """Which certificates of a server are accepted: the system's, those in `cacert` too, or any."""
+    """Which server certificates are accepted: those of the system, also those in `cacert`, or any."""
 
     insecure: bool = False
     cacert: Path | None = None
 
     def context_for(self, url: str) -> ssl.SSLContext | None:
-        """None for http. Raises `InvalidParameterError` where there is nothing to trust, or nothing can be read."""
+        """None for http. Raises `InvalidParameterError` for TLS options with http, and for an unreadable `cacert`."""
         if urlsplit(url).scheme != "https":
             if self != Trust():
-                raise InvalidParameterError(f"--insecure and --cacert are for https://; the URL is {url}", "cacert")
+                raise InvalidParameterError(f"--insecure and --cacert need an https:// URL; the URL is {url}", "cacert")
             return None
         context = ssl.create_default_context()
         if self.insecure:
@@ -38,53 +37,55 @@ class Trust:
         try:
             context.load_verify_locations(cacert)
         except ssl.SSLError:
-            raise InvalidParameterError(f"--cacert is {cacert}, in which no certificate is (PEM)", "cacert") from None
+            raise InvalidParameterError(f"--cacert is {cacert}, which contains no PEM certificate", "cacert") from None
         except OSError as error:
             raise InvalidParameterError(f"--cacert is {cacert}: {error.strerror}", "cacert") from None
 
 
 @dataclass(frozen=True)
 class Address:
-    """One that a connection was made to."""
+    """An address that accepted a connection."""
 
     base: str
     """The path before `/completions`: `/v1` for most."""
     authority: str
-    """What the Host header says."""
+    """Value of the Host header."""
     name: str
-    """The host's, which its certificate has to be for."""
+    """Host name, which the certificate must match."""
     ip: str
     port: int
     tls: ssl.SSLContext | None
 
 
 def base_url(url: str) -> str:
-    """As `api_base`. Raises `InvalidParameterError` if it is no URL of a server."""
-    if "@" in url:  # perhaps a password, which no message and no result may show
+    """As `api_base`. Raises `InvalidParameterError` if `url` is not the URL of a server."""
+    if "@" in url:  # may be a password, which must not appear in a message or a result
         raise InvalidParameterError(
-            f"the URL has an @; it has to be like {EXAMPLE}, without user and password (--api-key, --header)", "url"
+            f"the URL contains @; give a URL like {EXAMPLE}, and credentials by --api-key or --header", "url"
         )
     base = api_base(url)
     if base is None:
-        raise InvalidParameterError(f"the URL is {url!r}; it has to be like {EXAMPLE}", "url")
+        raise InvalidParameterError(f"the URL is {url!r}; it must be like {EXAMPLE}", "url")
     return base
 
 
-def connection_words(error: OSError) -> str:
-    """Why there is no connection, for a person, and what helps."""
+def connection_problem(error: OSError) -> str:
+    """Explains a failed connection, with a hint if there is one."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {error.verify_message} (--cacert FILE trusts more, --insecure any)"
+        return (
+            f"certificate not trusted: {error.verify_message} (--cacert FILE adds trusted ones, --insecure accepts any)"
+        )
     if isinstance(error, ssl.SSLError):
-        return f"no TLS connection: {error.reason or error}; does the server speak https?"
+        return f"no TLS connection: {error.reason or error}; does the server use https?"
     if isinstance(error, socket.gaierror) or error.errno is None:
         return error.strerror or str(error)
     reason = os.strerror(error.errno)  # asyncio's own text names the call and repeats the address
     is_refused = isinstance(error, ConnectionRefusedError)
-    return f"{reason}; no server runs there (--url says where it is)" if is_refused else reason
+    return f"{reason}; no server is running there (--url gives its address)" if is_refused else reason
 
 
 async def find_address(url: str, trust: Trust) -> Address:
-    """The first of the host's addresses that takes a connection. Raises `TargetError` if none does, and
+    """The first address of the host that accepts a connection. Raises `TargetError` if none does, and
     `InvalidParameterError` for certificates that cannot be read."""
     parts = urlsplit(url)
     tls = trust.context_for(url)
@@ -93,16 +94,16 @@ async def find_address(url: str, trust: Trust) -> Address:
     try:
         for *_, place in await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM):
             address = Address(parts.path, parts.netloc, name, str(place[0]), port, tls)
-            problem = await _tried(address)
+            problem = await _try(address)
             if problem is None:
                 return address
     except OSError as error:  # the name is unknown
         problem = error
-    raise TargetError(f"{url}: {connection_words(problem) if problem else 'the host has no address'}")
+    raise TargetError(f"{url}: {connection_problem(problem) if problem else 'the host has no address'}")
 
 
-async def _tried(address: Address) -> OSError | None:
-    """What keeps a connection from being made."""
+async def _try(address: Address) -> OSError | None:
+    """Connects once. Returns the error, or None on success."""
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(address.ip, address.port)
@@ -112,3 +113,24 @@ async def _tried(address: Address) -> OSError | None:
         return error
     writer.close()
     return None
+
+
+EXAMPLE = "http://127.0.0.1:8000"
+
+
+def api_base(url: str) -> str | None:
+    """The URL of the API with its version: `/v1` unless the URL has one, such as `/v3` of OpenVINO Model Server.
+
+    None if `url` is not the URL of a server, or contains a user or a password.
+    """
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc and parts.port != 0
+    except ValueError:  # invalid port or unbalanced bracket
+        known = False
+    if not known or parts.query or parts.fragment:
+        return None
+    path = parts.path.rstrip("/")
+    version = path.rpartition("/")[2]
+    is_versioned = version[:1] == "v" and version[1:].isdecimal()
+    return f"{parts.scheme}://{parts.netloc}{path if is_versioned else f'{path}/v1'}"

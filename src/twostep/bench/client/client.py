@@ -1,4 +1,4 @@
-"""Asks a server of any make, and tells of each request when its tokens came or why they did not."""
+"""Sends requests to an OpenAI-compatible server, and measures when tokens arrive or why a request fails."""
 
 import asyncio
 import json
@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from time import monotonic_ns
 
 from twostep.bench.client.address import Address, base_url, find_address
-from twostep.bench.client.failed import FailureError, garbage, one_line, told
-from twostep.bench.client.http import Request, exchange
-from twostep.bench.client.outcome import Failure, FailureKind, Outcome
+from twostep.bench.client.http import HttpRequest, exchange
+from twostep.bench.client.outcome import Failure, FailureError, FailureKind, Outcome, failure_message, garbage, one_line
 from twostep.bench.client.reply import Refusal, StreamReply, check_plain
 from twostep.bench.client.target import Prompt, Target
-from twostep.bench.load.record import Server
+from twostep.bench.load.run_record import Server
 from twostep.errors import TargetError
 
 MAX_WHOLE_BYTES = 4 << 20
 WITHOUT_LIST = ("400", "404", "405", "422", "501")
-"""Statuses of servers that do not list their models."""
+"""Status codes of servers that cannot list their models."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Ask:
 
 
 class Client:
-    """Of one server."""
+    """A client of one server."""
 
     def __init__(self, target: Target, address: Address, server: Server) -> None:
         self.server = server
@@ -41,13 +40,13 @@ class Client:
 
     @property
     def pieces(self) -> int:
-        """Chunks with text of the answers that are coming."""
+        """Chunks with text received so far of the running answers."""
         return sum(reply.pieces for reply in self._running)
 
     async def ask(self, ask: Ask, origin_ns: int) -> Outcome:
-        """Never raises for what a server does. A task that is cancelled ends with such an outcome too.
+        """Sends one request. Failures of the server and cancellation become part of the outcome; never raises.
 
-        `origin_ns` is what times count from, on the monotonic clock.
+        Times in the outcome count from `origin_ns` on the monotonic clock.
         """
         reply = StreamReply(ask.output_tokens, self._target.must_be_full)
         request = self._target.request(self.server, ask.prompt, ask.output_tokens)
@@ -72,21 +71,21 @@ class Client:
             request_id=reply.request_id,
         )
 
-    async def _failure(self, request: Request, reply: StreamReply) -> Failure | None:
-        """Of a reply that did not come to its end."""
+    async def _failure(self, request: HttpRequest, reply: StreamReply) -> Failure | None:
+        """Sends the request. Returns why its reply is incomplete, or None."""
         try:
             await exchange(self._address, request, reply, self._target.patience)
         except FailureError as error:
             return reply.refusal() or error.failure
         except asyncio.CancelledError:
-            return Failure(FailureKind.CANCELLED, "the run was ended")
+            return Failure(FailureKind.CANCELLED, "the run was stopped")
         return None
 
 
 async def connect(target: Target) -> Client:
-    """To a server that takes connections; asks it for its model unless the target names one.
+    """Connects to the server, and asks it for its model unless the target names one.
 
-    Raises `TargetError` if it cannot be reached or does not say which model it has.
+    Raises `TargetError` if it cannot be reached or does not list exactly one model.
     """
     url = base_url(target.url)
     address = await find_address(url, target.trust)
@@ -94,29 +93,29 @@ async def connect(target: Target) -> Client:
         models = await _models(target, address)
     except FailureError as error:
         if target.model is None or error.failure.kind is FailureKind.TLS:
-            raise TargetError(f"{url}/models: {_no_list(error.failure)}") from None
+            raise TargetError(f"{url}/models: {_models_problem(error.failure)}") from None
         models = {}
     model = target.model or _only(models, url)
     return Client(target, address, Server(url, target.endpoint, model, models.get(model, "")))
 
 
-def _no_list(failure: Failure) -> str:
-    """What keeps the server from naming its model, and what helps where it never will."""
+def _models_problem(failure: Failure) -> str:
+    """Why the server did not list its models; with a hint if it cannot."""
     has_none = failure.kind is FailureKind.GARBAGE or failure.detail[:3] in WITHOUT_LIST
-    return told(failure) + "; name the model (--model)" * has_none
+    return failure_message(failure) + "; name the model (--model)" * has_none
 
 
 def _only(models: Mapping[str, str], url: str) -> str:
     if len(models) != 1:
         listed = one_line(", ".join(models)) or "none"
-        raise TargetError(f"{url} lists {len(models)} models ({listed}); name the one to be asked (--model)")
+        raise TargetError(f"{url} lists {len(models)} models ({listed}); choose one (--model)")
     return next(iter(models))
 
 
 async def _models(target: Target, address: Address) -> dict[str, str]:
-    """Names of models, and who owns them. Raises `FailureError`."""
+    """Owners by model name. Raises `FailureError`."""
     reply = _WholeReply()
-    await exchange(address, Request("GET", "/models", target.all_headers()), reply, target.patience)
+    await exchange(address, HttpRequest("GET", "/models", target.all_headers()), reply, target.patience)
     if reply.refusal:
         failure = reply.refusal.failure()
         raise FailureError(failure.kind, failure.detail)
@@ -124,11 +123,11 @@ async def _models(target: Target, address: Address) -> dict[str, str]:
         listed = json.loads(reply.received)["data"]
         return {str(model["id"]): str(model.get("owned_by") or "") for model in listed}
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        raise garbage(f"no list of models: {bytes(reply.received[:120])!r}") from None
+        raise garbage(f"not a list of models: {bytes(reply.received[:120])!r}") from None
 
 
 class _WholeReply:
-    """A `Reader` for what is not streamed."""
+    """A `Reader` for a reply that is not streamed."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -149,4 +148,4 @@ class _WholeReply:
         return False
 
     def end(self) -> None:
-        """All is there."""
+        """Nothing to do at the end of the reply."""

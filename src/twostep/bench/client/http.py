@@ -1,5 +1,7 @@
-"""One request over a connection of its own, by HTTP/1.1 (h11), on asyncio's bare transport: a chunk has the time at
-which its bytes came, not that at which a task got to them."""
+"""One HTTP/1.1 request on its own connection, with h11 on an asyncio transport.
+
+Time stamps are taken when bytes arrive, not when a task gets to process them.
+"""
 
 import asyncio
 import ssl
@@ -10,12 +12,11 @@ from typing import Protocol
 
 import h11
 
-from twostep.bench.client.address import Address, connection_words
-from twostep.bench.client.failed import FailureError, garbage
-from twostep.bench.client.outcome import FailureKind
+from twostep.bench.client.address import Address, connection_problem
+from twostep.bench.client.outcome import FailureError, FailureKind, garbage
 
 CLOSING_S = 1.0
-"""A reply that is whole may take so long to end as HTTP wants it."""
+"""Time that a complete answer has to end its HTTP message."""
 _STATUS_LINE = b"HTTP/"
 
 
@@ -24,27 +25,27 @@ class Patience:
     """Seconds."""
 
     stall_s: float = 60
-    """Without a byte from the server, or until it takes the connection."""
+    """Maximum time without a byte from the server, and maximum time to connect."""
     request_s: float = 600
-    """For all of it."""
+    """Maximum time for the whole request."""
 
 
 class Reader(Protocol):
-    """Takes a reply as it comes. All may raise `FailureError`, which ends the request."""
+    """Receives a reply piece by piece. Every method may raise `FailureError`, which ends the request."""
 
     def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Names of headers are in lower case."""
+        """Header names are in lower case."""
 
     def body(self, data: bytes, at_ns: int) -> bool:
-        """Whether the reply is whole, whatever may still come."""
+        """Returns whether the reply is complete, even if more bytes follow."""
 
     def end(self) -> None:
-        """The reply has ended as HTTP wants it. Not called after `body` has said that it is whole."""
+        """The HTTP message has ended. Not called after `body` returned True."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """`path` comes after the address's base."""
+class HttpRequest:
+    """`path` is appended to the base of the address."""
 
     method: str
     path: str
@@ -52,23 +53,23 @@ class Request:
     body: bytes = b""
 
     def head(self, address: Address) -> h11.Request:
-        """Raises `h11.LocalProtocolError` for a header that cannot be sent."""
+        """Raises `h11.LocalProtocolError` for an invalid header."""
         own = {"host": address.authority, "connection": "close", "content-length": str(len(self.body))}
         headers = [*own.items(), *self.headers.items()]
         return h11.Request(method=self.method, target=address.base + self.path, headers=headers)
 
 
-async def exchange(address: Address, request: Request, reader: Reader, patience: Patience) -> None:
-    """Sends the request and has the reader take the reply. Raises `FailureError` if that is not whole."""
+async def exchange(address: Address, request: HttpRequest, reader: Reader, patience: Patience) -> None:
+    """Sends the request and passes the reply to the reader. Raises `FailureError` if the reply is incomplete."""
     try:
         async with asyncio.timeout(patience.request_s):
             connection = await _connected(address, reader, patience)
             try:
-                await connection.asked(request.head(address), request.body)
+                await connection.send(request.head(address), request.body)
             finally:
                 connection.close()
     except TimeoutError:
-        raise FailureError(FailureKind.TOO_LONG, f"no end within {patience.request_s:g} s") from None
+        raise FailureError(FailureKind.TOO_LONG, f"not complete within {patience.request_s:g} s") from None
 
 
 async def _connected(address: Address, reader: Reader, patience: Patience) -> "_Connection":
@@ -87,37 +88,37 @@ async def _connected(address: Address, reader: Reader, patience: Patience) -> "_
         raise FailureError(FailureKind.STALLED, f"no connection within {patience.stall_s:g} s") from None
     except OSError as error:
         kind = FailureKind.TLS if isinstance(error, ssl.SSLError) else FailureKind.REFUSED
-        raise FailureError(kind, connection_words(error)) from None
+        raise FailureError(kind, connection_problem(error)) from None
 
 
 class _Connection(asyncio.Protocol):
-    """Until the reply is whole or has failed."""
+    """A connection, until the reply is complete or has failed."""
 
     def __init__(self, reader: Reader, stall_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader, self._stall_ns = reader, int(stall_s * 1e9)
         self._http = h11.Connection(h11.CLIENT)
         self._first = b""
-        """Bytes of a reply, up to as many as a status line must begin with."""
+        """The first bytes of the reply, to check the start of the status line."""
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._whole = False
-        self._heard_ns = monotonic_ns()
+        self._received_ns = monotonic_ns()
         self._timer: asyncio.TimerHandle | None = None
 
-    async def asked(self, head: h11.Request, body: bytes) -> None:
-        """Raises `FailureError`."""
+    async def send(self, head: h11.Request, body: bytes) -> None:
+        """Sends the request and waits for the end of the reply. Raises `FailureError`."""
         parts = [self._http.send(event) for event in (head, h11.Data(body), h11.EndOfMessage())]
         self._transport.write(b"".join(part for part in parts if part))
         self._watch()
         await self._over
 
     def close(self) -> None:
-        """At once; what has not been sent is not sent any more."""
+        """Closes at once; unsent bytes are dropped."""
         if self._timer:
             self._timer.cancel()
         self._transport.abort()
         if not self._over.cancel() and not self._over.cancelled():
-            self._over.exception()  # somebody has looked at it, whatever ended the waiting
+            self._over.exception()  # marks the exception as retrieved
 
     # --- called by the transport ----------------------------------------------------------------------------------
 
@@ -126,7 +127,7 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._heard_ns = monotonic_ns()
+        self._received_ns = monotonic_ns()
         try:
             self._check_first(data)
             self._http.receive_data(data)
@@ -143,21 +144,21 @@ class _Connection(asyncio.Protocol):
             self._http.receive_data(b"")
             self._read()
         except h11.RemoteProtocolError:
-            self._end(FailureError(FailureKind.DROPPED, "closed before the reply was whole"))
+            self._end(FailureError(FailureKind.DROPPED, "closed before the reply was complete"))
         except FailureError as error:
             self._end(error)
 
-    # --- what came ------------------------------------------------------------------------------------------------
+    # --- the reply --------------------------------------------------------------------------------------------------
 
     def _check_first(self, data: bytes) -> None:
-        """h11 waits for the end of a line, which what is not HTTP may never bring."""
+        """Rejects anything but HTTP early: h11 waits for the end of a line, which may never come."""
         missing = len(_STATUS_LINE) - len(self._first)
         self._first += data[:missing]
         if not _STATUS_LINE.startswith(self._first):
             raise garbage(f"not HTTP: {self._first + data[missing:60]!r}")
 
     def _read(self) -> None:
-        """What has come. Raises `FailureError` or `h11.RemoteProtocolError`."""
+        """Processes the received bytes. Raises `FailureError` or `h11.RemoteProtocolError`."""
         while not self._over.done():
             event = self._http.next_event()
             if isinstance(event, h11.Response):
@@ -167,11 +168,11 @@ class _Connection(asyncio.Protocol):
                 self._take(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
                 self._message_ended()
-            elif not isinstance(event, h11.InformationalResponse):  # there is nothing more to read
+            elif not isinstance(event, h11.InformationalResponse):  # no more events yet
                 return
 
     def _take(self, data: bytes) -> None:
-        if not self._whole and self._reader.body(data, self._heard_ns):
+        if not self._whole and self._reader.body(data, self._received_ns):
             self._whole = True
             self._loop.call_later(CLOSING_S, self._end)
 
@@ -181,7 +182,7 @@ class _Connection(asyncio.Protocol):
         self._end()
 
     def _end(self, error: FailureError | None = None) -> None:
-        """Once; what goes wrong after the reply is whole does not matter."""
+        """Ends the exchange once. Errors after the reply is complete are ignored."""
         if self._over.done():
             return
         if error is None or self._whole:
@@ -190,9 +191,9 @@ class _Connection(asyncio.Protocol):
             self._over.set_exception(error)
 
     def _watch(self) -> None:
-        """Ends a request that has stalled; looks again when it would have at the earliest."""
-        quiet_ns = monotonic_ns() - self._heard_ns
+        """Ends a stalled request; otherwise schedules the next check."""
+        quiet_ns = monotonic_ns() - self._received_ns
         if quiet_ns >= self._stall_ns:
-            self._end(FailureError(FailureKind.STALLED, f"nothing came for {self._stall_ns / 1e9:g} s"))
+            self._end(FailureError(FailureKind.STALLED, f"no byte for {self._stall_ns / 1e9:g} s"))
         else:
             self._timer = self._loop.call_later((self._stall_ns - quiet_ns) / 1e9, self._watch)

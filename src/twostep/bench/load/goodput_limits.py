@@ -1,4 +1,4 @@
-"""Limits for goodput as people write them: `ttft:200 itl:100`, in milliseconds."""
+"""Goodput limits on the command line: `ttft:200 itl:100`, in milliseconds."""
 
 from collections.abc import Iterable, Iterator
 from math import isfinite
@@ -11,12 +11,12 @@ ALLOWED = f"NAME:MILLISECONDS with a name of {', '.join(NAMES)}, such as ttft:20
 
 
 def parse_limits(words: Iterable[str]) -> Limits:
-    """Raises `InvalidParameterError` for a limit that is none, or given twice."""
+    """Raises `InvalidParameterError` for an invalid or repeated limit."""
     found = dict[str, float]()
     for word in words:
         name, seconds = _parse(word)
         if name in found:
-            raise InvalidParameterError(f"goodput: {name} is given twice", "goodput")
+            raise InvalidParameterError(f"goodput: {name} is given more than once", "goodput")
         found[name] = seconds
     return Limits(**{f"{name}_s": seconds for name, seconds in found.items()})
 
@@ -33,7 +33,7 @@ def _parse(word: str) -> tuple[str, float]:
 
 
 def limit_words(limits: Limits) -> str:
-    """`TTFT <= 200 ms, ITL <= 100 ms`; empty where nothing is asked."""
+    """`TTFT <= 200 ms, ITL <= 100 ms`; empty without limits."""
     return ", ".join(f"{name.upper()} <= {1000 * seconds:.10g} ms" for name, seconds in asked(limits))
 
 

@@ -1,31 +1,34 @@
-"""Prompts of a workload, of the lengths and with the shared beginnings that it names, for any tokenizer."""
+"""Prompts for a workload: the lengths and shared prefixes it names, for any tokenizer."""
 
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import linear_regression
 from typing import Protocol
 
+from twostep.bench.client.client import Ask, Client
+from twostep.bench.client.outcome import failure_message
 from twostep.bench.client.target import Prompt
-from twostep.bench.load.prompt_words import WORDS
-from twostep.bench.load.record import Fit
-from twostep.workload.workload import WorkloadRequest
+from twostep.bench.load.run_record import Fit
+from twostep.errors import TargetError
+from twostep.workload.definition import WorkloadRequest
 
 FIRST_ID = 1000
-"""Token ids below may be special, or single bytes."""
+"""Lower token ids may be special tokens or single bytes."""
 _KEPT_BLOCKS = 8192
 
 
 class Source(Protocol):
-    """Makes prompts."""
+    """Makes the prompts of a workload."""
 
     def prompt(self, number: int, request: WorkloadRequest) -> Prompt:
-        """The same for the same arguments. Equal leading blocks have equal leading content."""
+        """Deterministic. Prompts with equal leading blocks have equal leading content."""
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """What content is made from. Another salt gives other content everywhere."""
+    """Random generators for the content. A different salt changes all content."""
 
     salt: str
 
@@ -37,7 +40,7 @@ class Seeds:
 
 
 class WordSource:
-    """English words, as many as `fit` says. A prompt that the workload has as text stays as it is."""
+    """English words; `fit` gives how many. Text of the workload is used unchanged."""
 
     def __init__(self, fit: Fit, block_tokens: int, salt: str) -> None:
         self._spans = Spans(fit, block_tokens)
@@ -57,9 +60,9 @@ class WordSource:
 
 
 class IdSource:
-    """Token ids from `FIRST_ID`, of a small vocabulary from its half, up to its size: lengths are exact.
+    """Random token ids from `FIRST_ID` (at most half the vocabulary) up to the vocabulary size: lengths are exact.
 
-    A prompt that the workload has as text stays as it is.
+    Text of the workload is used unchanged.
     """
 
     def __init__(self, vocabulary: int, block_tokens: int, salt: str) -> None:
@@ -79,20 +82,20 @@ class IdSource:
 
 
 class Spans:
-    """Which words of a prompt stand for which of its tokens, by place alone: so the same blocks at the same places
-    give the same words, though a block need not be a whole number of words."""
+    """Maps blocks of tokens to words, by position only: equal blocks at equal positions give equal words, although a
+    block need not be a whole number of words."""
 
     def __init__(self, fit: Fit, block_tokens: int) -> None:
         self._fit, self._block_tokens = fit, block_tokens
         self.largest = int(block_tokens / fit.per_word) + 1
-        """Words that a block may have at most."""
+        """Maximum words of a block."""
 
     def words(self, tokens: int) -> int:
-        """In the first `tokens` tokens, of which the overhead has its part."""
+        """Words in the first `tokens` tokens, which include the overhead."""
         return max(0, round((tokens - self._fit.overhead) / self._fit.per_word))
 
     def sizes(self) -> Iterator[int]:
-        """Words of the first block, the second, and so on without end."""
+        """Yields the number of words of each block, without end."""
         before = blocks = 0
         while True:
             blocks += 1
@@ -102,10 +105,79 @@ class Spans:
 
 
 def _joined(blocks: Iterator[Sequence[str]], sizes: Iterator[int], total: int) -> list[str]:
-    """The first words of each block, as many as its size says, until there are `total`."""
+    """Concatenates the first words of each block, as given by `sizes`, up to `total` words."""
     words: list[str] = []
     for block, size in zip(blocks, sizes, strict=False):
         words += block[:size]
         if len(words) >= total:
             break
     return words[:total]
+
+
+_TEXT = """
+able about above act action added age ago air all also always among amount and animal another answer any area around
+art asked away back bad ball bank base bed before began behind being below best better between big bird black blood
+blue board boat body book both bottom bought box boy bring brother brought brown build building built business but buy
+call came can car care carry case cause center certain chair chance change check child children church city class
+clean clear close cold color come common company complete contain control cool corner cost could country course cover
+cross current cut dark data daughter day dead deal death deep degree design did different direct distance doctor dog
+done door down draw dream dress drive drop dry during each early earth east easy eat edge effect eight either electric
+else end energy engine enough entire even evening event ever every example experience eye face fact fall family famous
+far farm fast father feel feet felt few field fight figure final find fine finger fire first fish five floor flow
+follow food foot force form forward found four free fresh friend from front full game garden gas gave general get girl
+give glass gold good government grass great green ground group grow had hair half hall hand happy hard has have head
+hear heart heat heavy held help here high hill history hold home horse hospital hot hotel hour house how human hundred
+ice idea important inch include industry inside interest iron island job join just keep kept key kind king knew know
+lake land language large last late law lay lead learn least leave led left leg length less let letter level life light
+like line list listen little live local long look lost lot love low machine made main make man many map mark market
+matter may mean measure meet member men metal middle might mile milk mind minute miss modern moment money month moon
+more morning most mother mountain move much music must name nation natural near need never new next night nine north
+nothing notice now number object observe off office often oil old once one only open order other our out over own page
+paint pair paper park part party pass past path pattern people per period person phone picture piece place plan plane
+plant play point police poor position possible power present president press problem process produce product program
+property provide public pull put question quick quite race radio rain ran reach read ready real reason record red
+region remember report rest result rich ride right ring rise river road rock room round rule run said salt same sat
+saw say scale school science sea season seat second section see seem self sell send sense sent serve service set seven
+several shape she ship shop short should show side sign silver similar simple since sing single sister sit six size
+skin sky sleep small snow social soft soil soldier some son song soon sound south space speak special speed spring
+square staff stage stand star start state station stay step still stone stood stop store story street strong student
+study subject success such sudden sugar summer sun support sure surface system table take talk teacher team tell
+temperature ten term test than that the their them then there these they thing think third this those thought thousand
+three through time together told too took top total touch toward town trade train travel tree trip trouble true try
+turn two type under unit until upon use usual valley value very view village visit voice wait walk wall want war warm
+was watch water wave way wear weather week weight well went were west what wheel when where which while white who
+whole why wide wife wild will wind window winter wish with woman women wood word work world would write year yellow
+yes yet you young your
+"""
+WORDS = tuple(_TEXT.split())
+
+
+PROBES = (20, 60, 100)
+"""Words of each probe."""
+
+
+async def find_fit(client: Client, salt: str) -> Fit:
+    """Measures tokens per word with three prompts and one-token answers, as the tokenizer of the server is unknown.
+
+    Raises `TargetError` if the server does not report token counts.
+    """
+    return fitted(PROBES, [await _tokens(client, words, salt) for words in PROBES])
+
+
+def fitted(words: Sequence[int], tokens: Sequence[int]) -> Fit:
+    """Least squares; at least 0.5 tokens per word and no negative overhead."""
+    slope, intercept = linear_regression(words, tokens)
+    return Fit(overhead=max(0.0, intercept), per_word=max(0.5, slope))
+
+
+async def _tokens(client: Client, words: int, salt: str) -> int:
+    prompt = " ".join(Seeds(f"{salt}/probe").of_rest(words).choices(WORDS, k=words))
+    outcome = await client.ask(Ask(words, prompt, input_tokens=words, output_tokens=1, due_ns=0), origin_ns=0)
+    if outcome.input_tokens:
+        return outcome.input_tokens
+    if outcome.failure:
+        said = failure_message(outcome.failure)
+        raise TargetError(f"{client.server.url}: a probe prompt of {words} words failed: {said}")
+    raise TargetError(
+        f"{client.server.url} does not report usage, so prompt lengths are unknown; set --tokens-per-word"
+    )

@@ -1,69 +1,69 @@
-"""Which request is to be sent when: by the workload's times, or as clients become free. Knows no clock itself."""
+"""Decides which request is sent when: by arrival times, or as clients become free. Has no clock of its own."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from twostep.bench.load.record import Mode, Open
-from twostep.workload.workload import WorkloadRequest
+from twostep.bench.load.run_record import Mode, Open
+from twostep.workload.definition import WorkloadRequest
 
 
 class Schedule(Protocol):
-    """Nanoseconds since the run's begin."""
+    """All times are nanoseconds since the start of the run."""
 
     def take(self, now_ns: int) -> Iterator[tuple[int, int]]:
-        """Requests that are due, each once: its number and since when."""
+        """Yields each due request once: its number, and the time since when it is due."""
 
     def next_ns(self) -> int | None:
-        """When the next is due; None if one has to end before."""
+        """When the next request is due; None if that depends on the end of a running one."""
 
     def ahead(self) -> int | None:
-        """Number of the request that is probably next, so that it can be made ready."""
+        """Number of the request that is probably next, so that its prompt can be prepared."""
 
     def ended(self, number: int, now_ns: int) -> None:
-        """A request that was taken is over, well or not: those that come after it are sent either way."""
+        """Reports the end of a request, successful or not. Requests that wait for it are sent either way."""
 
 
 def schedule(requests: Sequence[WorkloadRequest], mode: Mode) -> Schedule:
-    """For a run of this mode."""
+    """The schedule for a run of this mode."""
     return OpenLoop(requests) if isinstance(mode, Open) else ClosedLoop(requests, mode.clients)
 
 
 class OpenLoop:
-    """Each at its time, whatever the others do; one with `after` so long after that has ended."""
+    """Sends each request at its arrival time; one with `after`, that long after the other one has ended."""
 
     def __init__(self, requests: Sequence[WorkloadRequest]) -> None:
         self._requests = requests
         self._followers = _followers(requests)
-        self._coming = [(_ns(one.arrival_s), number) for number, one in enumerate(requests) if one.after is None]
-        heapify(self._coming)
+        self._pending = [(_ns(one.arrival_s), number) for number, one in enumerate(requests) if one.after is None]
+        heapify(self._pending)
 
     def take(self, now_ns: int) -> Iterator[tuple[int, int]]:
-        while self._coming and self._coming[0][0] <= now_ns:
-            due_ns, number = heappop(self._coming)
+        while self._pending and self._pending[0][0] <= now_ns:
+            due_ns, number = heappop(self._pending)
             yield number, due_ns
 
     def next_ns(self) -> int | None:
-        return self._coming[0][0] if self._coming else None
+        return self._pending[0][0] if self._pending else None
 
     def ahead(self) -> int | None:
-        return self._coming[0][1] if self._coming else None
+        return self._pending[0][1] if self._pending else None
 
     def ended(self, number: int, now_ns: int) -> None:
         for follower in self._followers[number]:
-            heappush(self._coming, (now_ns + _ns(self._requests[follower].arrival_s), follower))
+            heappush(self._pending, (now_ns + _ns(self._requests[follower].arrival_s), follower))
 
 
 class ClosedLoop:
-    """The lowest number that may be sent, whenever a client is free; one with `after` once that has ended."""
+    """Sends the lowest pending number whenever a client is free; one with `after`, once the other one has ended."""
 
     def __init__(self, requests: Sequence[WorkloadRequest], clients: int) -> None:
         self._followers = _followers(requests)
         self._ready = [(number, 0) for number, one in enumerate(requests) if one.after is None]
-        """With the time since when."""
+        """Number and the time since when it can be sent."""
         self._free_ns = deque([0] * clients)
-        """Since when each free client is."""
+        """Time at which each free client became free."""
 
     def take(self, now_ns: int) -> Iterator[tuple[int, int]]:
         while self._ready and self._free_ns:

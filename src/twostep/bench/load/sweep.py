@@ -1,6 +1,6 @@
-"""Finds the highest load that still keeps the limits, by few measurements that are noisy.
+"""Finds the highest load that meets the limits, with few noisy measurements.
 
-Pure but for the callback that measures: what comes next follows from what was measured, in `next_level`.
+Pure except for the callback that measures: `next_level` derives the next level from the measurements so far.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -13,35 +13,35 @@ from twostep.errors import InvalidParameterError
 from twostep.metrics.load import Limits, LoadSummary
 
 LEVEL_S = 20.0
-"""Of arrivals, at a level by rate."""
+"""Default duration of the arrivals at each rate, in seconds."""
 LIMITS_LONG = 5
-"""And no less than so many times the limit that a queue breaks."""
+"""The arrivals last at least this many times the limit that a growing queue violates."""
 
 
-class Measured(Protocol):
-    """What a measurement has to tell."""
+class LevelMeasurement(Protocol):
+    """What the search needs of a measurement."""
 
     @property
     def summary(self) -> LoadSummary: ...
 
     @property
     def kept_pace(self) -> bool:
-        """Whether the client kept its own schedule."""
+        """Whether the client kept its schedule."""
 
     @property
     def kept_up(self) -> bool:
-        """Whether the server's queue did not grow on and on."""
+        """Whether the queue of the server did not keep growing."""
 
 
 class Judgement(StrEnum):
-    """Of one measurement."""
+    """The judgement of one measurement."""
 
     MET = "met"
     MISSED = "missed"
     BEHIND = "fell behind"
-    """Within the limits so far, but the queue grew: a longer run would have missed them."""
+    """Within the limits, but the queue grew: a longer run would have missed them."""
     LATE = "client late"
-    """The client did not keep its schedule: the server was not asked what it should have been."""
+    """The client did not keep its schedule, so the server did not get the full load."""
 
 
 class Ending(StrEnum):
@@ -51,25 +51,26 @@ class Ending(StrEnum):
     ABOVE = "above the highest"
     """Even the highest level met them."""
     CLIENT = "the client's limit"
-    """It could not ask for more."""
+    """The client could not produce a higher load."""
     RUNS = "out of runs"
     STOPPED = "stopped"
-    """By whoever measures."""
+    """The caller stopped the search."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Where and how to look. Levels are requests per second, or clients of a closed loop."""
+    """The range and precision of the search. Levels are requests per second, or clients of a closed loop."""
 
     lowest: float
     start: float
     highest: float
     whole: bool = False
-    """Only whole numbers are levels, as for clients."""
+    """Only whole numbers are valid levels, as for clients."""
     resolution: float = 0.05
-    """The found level may be lower than the true one by this share of it."""
+    """The result may be lower than the true level by this share of it."""
     share: float = 0.99
-    """Of requests that have to meet every limit; failed ones do not. Of fewer than 100 requests none may miss."""
+    """Share of requests that must meet every limit; failed ones do not meet them. Of fewer than 100 requests none may
+    miss."""
     most_runs: int = 40
 
     def __post_init__(self) -> None:
@@ -91,7 +92,7 @@ class Point:
 
     level: float
     share: float
-    """Of requests that met every limit; 0 where none ended."""
+    """Share of requests that met every limit; 0 if none ended."""
     judgement: Judgement
 
 
@@ -99,27 +100,27 @@ class Point:
 class Verdict:
     search: Search
     points: tuple[Point, ...]
-    """In the order in which they were measured."""
+    """In the order of measurement."""
     ending: Ending
     met: float | None
-    """The highest level that met the limits, with none below it that missed them."""
+    """The highest level that met the limits, with no lower level that missed them."""
     missed: float | None
-    """The lowest level that did not."""
+    """The lowest level that missed the limits."""
 
 
 def least_s(limits: Limits, asked_s: float | None) -> float:
-    """How long the arrivals of a level by rate last, at least. Raises `InvalidParameterError` for too short a time: a
-    server that is asked for a tenth too much uses up a limit of 1 s only after some 10 s."""
+    """Minimum duration of the arrivals at each rate. Raises `InvalidParameterError` if `asked_s` is too short: a server
+    overloaded by a tenth exceeds a limit of 1 s only after about 10 s."""
     limit_s = limits.ttft_s if limits.e2e_s is None else limits.e2e_s
     needed_s = LIMITS_LONG * (limit_s or 0)
     if asked_s is not None and asked_s < needed_s:
         allowed = f"at least {needed_s:g} s: {LIMITS_LONG} times the limit of {limit_s:g} s"
-        raise InvalidParameterError(f"sweep: {asked_s:g} s of arrivals are too short, allowed: {allowed}", "sweep_s")
+        raise InvalidParameterError(f"sweep: {asked_s:g} s of arrivals are too short; allowed: {allowed}", "sweep_s")
     return max(LEVEL_S, needed_s) if asked_s is None else asked_s
 
 
-async def sweep(search: Search, measure: Callable[[float], Awaitable[Measured | None]]) -> Verdict:
-    """Measures level by level; None from `measure` stops the search. At most `search.most_runs` measurements."""
+async def sweep(search: Search, measure: Callable[[float], Awaitable[LevelMeasurement | None]]) -> Verdict:
+    """Measures level by level, at most `search.most_runs` times. `measure` returns None to stop the search."""
     points = list[Point]()
     while len(points) < search.most_runs and (level := next_level(search, points)) is not None:
         measured = await measure(level)
@@ -129,8 +130,8 @@ async def sweep(search: Search, measure: Callable[[float], Awaitable[Measured | 
     return _verdict(search, points, _ending(search, points))
 
 
-def judge(search: Search, level: float, measured: Measured) -> Point:
-    """A level at which nothing ended in time is missed."""
+def judge(search: Search, level: float, measured: LevelMeasurement) -> Point:
+    """Judges a measurement. A level at which no request ended in time is missed."""
     share = measured.summary.met / max(1, measured.summary.requests)
     if not measured.kept_pace:
         return Point(level, share, Judgement.LATE)
@@ -139,17 +140,17 @@ def judge(search: Search, level: float, measured: Measured) -> Point:
     return Point(level, share, Judgement.MET if measured.kept_up else Judgement.BEHIND)
 
 
-def stopped(search: Search, measured: Iterable[tuple[float, Measured]]) -> Verdict:
-    """What is known after so many of its measurements."""
+def stopped(search: Search, measured: Iterable[tuple[float, LevelMeasurement]]) -> Verdict:
+    """The verdict of a search that stopped after these measurements."""
     points = [judge(search, level, found) for level, found in measured]
     return _verdict(search, points, Ending.STOPPED)
 
 
 def next_level(search: Search, points: Sequence[Point]) -> float | None:
-    """Doubles until a level misses, halves until one meets, then bisects; None when the answer is known.
+    """Doubles the level until one misses, halves it until one meets, then bisects. None when the result is known.
 
-    A level is decided by its first measurement, or by two of three where the answer rests on it: the lowest miss is
-    measured again at once, for nothing above it is looked at any more, and the highest that met at the end.
+    One measurement decides a level, or two of three if the result depends on it: the lowest miss is repeated at once,
+    as no higher level is measured afterwards, and the highest level that met is repeated at the end.
     """
     votes = _votes(points)
     if undecided := [level for level, cast in votes.items() if 2 * sum(cast) == len(cast)]:
@@ -164,34 +165,34 @@ def next_level(search: Search, points: Sequence[Point]) -> float | None:
 
 
 def check_limits(limits: Limits, by_rate: bool) -> None:
-    """Raises `InvalidParameterError` where a search would have no end that means something."""
+    """Raises `InvalidParameterError` if the result of a search would be meaningless."""
     names = [name for name, _ in asked(limits)]
     if not names:
-        raise InvalidParameterError(f"sweep: needs a limit for goodput, of {', '.join(NAMES)}", "goodput")
+        raise InvalidParameterError(f"sweep: needs --goodput with a limit for one of {', '.join(NAMES)}", "goodput")
     if by_rate and not {"ttft", "e2e"} & set(names):
         raise InvalidParameterError(
-            "sweep: by rate it needs a limit on ttft or e2e, as a queue that grows breaks no other", "goodput"
+            "sweep: by rate it needs a limit on ttft or e2e, as a growing queue violates no other", "goodput"
         )
 
 
 def verdict_words(verdict: Verdict, unit: str) -> str:
-    """One sentence; `unit` such as `requests/s`."""
+    """The verdict as one sentence; `unit` is `requests/s` or `clients`."""
     search, met, missed = verdict.search, _level(verdict.met), _level(verdict.missed)
     so_far = f"{met} {unit} met the limits" if verdict.met is not None else "no level met the limits"
     match verdict.ending:
         case Ending.FOUND:
-            return f"{met} {unit} is the highest that meets the limits; {_why_not(verdict)}"
+            return f"{met} {unit} is the highest load that meets the limits; {_why_not(verdict)}"
         case Ending.BELOW:
             return f"not found: even {_level(search.lowest)} {unit}, the lowest allowed, misses the limits"
         case Ending.ABOVE:
             more = "; a workload of more requests allows more" if search.whole else ""
             return f"not found: even {_level(search.highest)} {unit}, the highest allowed, meets the limits{more}"
         case Ending.CLIENT:
-            return f"the client's limit, not the server's: it could not keep {missed} {unit}; {so_far}"
+            return f"limited by the client, not the server: it could not send {missed} {unit} on time; {so_far}"
         case Ending.RUNS:
             return f"not found in {search.most_runs} runs; {so_far}"
         case Ending.STOPPED:
-            return f"stopped before it was found; {so_far}"
+            return f"stopped before the result was found; {so_far}"
 
 
 def _why_not(verdict: Verdict) -> str:
@@ -216,7 +217,7 @@ def _ending(search: Search, points: Sequence[Point]) -> Ending:
 
 
 def _votes(points: Sequence[Point]) -> dict[float, list[bool]]:
-    """By level, whether each of its measurements met the limits."""
+    """For each level, whether each of its measurements met the limits."""
     votes = dict[float, list[bool]]()
     for point in points:
         votes.setdefault(point.level, []).append(point.judgement is Judgement.MET)
@@ -224,21 +225,21 @@ def _votes(points: Sequence[Point]) -> dict[float, list[bool]]:
 
 
 def _bracket(votes: dict[float, list[bool]]) -> tuple[float | None, float | None]:
-    """The lowest level that missed, and the highest below it that met. One as often met as missed is neither."""
+    """The highest level that met below the lowest that missed, and the lowest that missed. A tie counts as neither."""
     missed = min((level for level, cast in votes.items() if 2 * sum(cast) < len(cast)), default=None)
     below = (level for level, cast in votes.items() if 2 * sum(cast) > len(cast) and (missed is None or level < missed))
     return max(below, default=None), missed
 
 
 def _client_is_the_limit(points: Sequence[Point], missed: float | None) -> bool:
-    """Whether this level was missed rather by the client's being late than by the server."""
+    """Whether this level was missed because the client was late rather than because of the server."""
     found = [point.judgement for point in points if point.level == missed]
     late = found.count(Judgement.LATE)
     return late > len(found) - late - found.count(Judgement.MET)
 
 
 def _between(search: Search, met: float | None, missed: float | None) -> float | None:
-    """The next level that nothing is known of; None where the bracket is narrow, or at the end of what is allowed."""
+    """The next unmeasured level; None if the bracket is narrow enough, or at the end of the allowed range."""
     if missed is None:
         return search.start if met is None else _beyond(met, min(2 * met, search.highest))
     if met is None:

@@ -1,38 +1,37 @@
-"""What one command of a benchmark found: its runs with every request's times, and what has to be known to repeat it.
+"""The result of one benchmark command: its runs with the times of every request, and what is needed to repeat it.
 
-As a file it is JSON; `result_json` has the format. Figures are always computed from the requests, also after reading.
-"""
+The file format is JSON; see `result_json`. Figures are always recomputed from the requests."""
 
 import json
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twostep.bench.load.pace import kept_up, offered_rate
-from twostep.bench.load.record import Closed, Open, RunRecord
+from twostep.bench.load.run_record import Closed, Open, RunRecord
 from twostep.bench.load.sweep import Verdict
-from twostep.bench.report.output import write_file
+from twostep.bench.report.output_files import write_file
 from twostep.bench.report.result_json import decode, encode, lines
 from twostep.errors import ResultError
-from twostep.metrics.load import Limits, LoadSummary, summarise_load
-from twostep.workload.workload import Workload
+from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
+from twostep.workload.definition import Workload
 
 MARK = "twostep bench result"
-"""The key that only such a file has; its value is the format."""
+"""The key that identifies the file; its value is the format version."""
 FORMAT = 2
 
 
 @dataclass(frozen=True)
 class ClientMachine:
-    """Where the load came from."""
+    """The machine that ran the client."""
 
     cpu: str
     cpus: int
-    """That this process may use."""
+    """CPUs available to the process."""
     system: str
     python: str
     twostep: str
@@ -41,20 +40,20 @@ class ClientMachine:
 
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What was to be asked, in tokens as the workload counts them. Its name and source are in the record."""
+    """Size of the workload, in tokens as the workload counts them. The record has its name and source."""
 
     requests: int
     input_tokens: int
     shared_tokens: int
-    """Of the input tokens, those that an earlier prompt begins with too."""
+    """Input tokens that are a prefix of an earlier prompt."""
     output_tokens: int
     texts: int = 0
     """Requests whose prompt is given as text."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step of our own engine; nanoseconds since the run's begin."""
+class EngineStep:
+    """One step of our own engine; nanoseconds since the start of the run."""
 
     start_ns: int
     end_ns: int
@@ -70,8 +69,8 @@ class Run:
     workload: WorkloadFacts
     limits: Limits
     rate: float | None = None
-    """Requests per second that the workload was scaled to; None in a closed loop, or where it came as it is."""
-    steps: tuple[Step, ...] = ()
+    """Requests per second that the workload was scaled to; None in a closed loop and for unscaled workloads."""
+    steps: tuple[EngineStep, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.record.outcomes:
@@ -79,7 +78,7 @@ class Run:
 
     @property
     def level(self) -> float | None:
-        """Of its load: requests per second, or clients of a closed loop."""
+        """The load: requests per second, or clients of a closed loop."""
         mode = self.record.mode
         return mode.clients if isinstance(mode, Closed) else self.rate
 
@@ -93,26 +92,26 @@ class Run:
 
     @property
     def kept_up(self) -> bool:
-        """Whether the server did; a closed loop waits for it."""
+        """Whether the server kept up with the load; always true for a closed loop."""
         is_open = isinstance(self.record.mode, Open)
         return not is_open or kept_up([one.times() for one in self.record.outcomes], self.limits)
 
     @property
     def offered(self) -> float | None:
-        """Requests per second that were really due; fewer than `rate` where some wait for others. None in a closed
-        loop, and where all came at once."""
+        """Requests per second that were due; less than `rate` if some wait for others. None in a closed loop, and if
+        all were due at once."""
         is_open = isinstance(self.record.mode, Open)
         return offered_rate([one.times() for one in self.record.outcomes]) if is_open else None
 
     @property
     def not_sent(self) -> int:
-        """Requests of the workload that the run's end came before."""
+        """Requests of the workload that were not sent before the end of the run."""
         return max(0, self.workload.requests - len(self.record.outcomes))
 
 
 @dataclass(frozen=True)
 class Result:
-    """`command`: the words of the command line, without secrets. `sweep`: of runs that looked for the highest load."""
+    """`command`: the command line without secrets. `sweep`: the verdict if the runs are a sweep."""
 
     command: tuple[str, ...]
     client: ClientMachine
@@ -121,7 +120,7 @@ class Result:
 
 
 def client_machine() -> ClientMachine:
-    """This one."""
+    """Describes this machine."""
     from importlib.metadata import PackageNotFoundError, version  # slow to load
 
     try:
@@ -143,12 +142,12 @@ def workload_facts(workload: Workload) -> WorkloadFacts:
 
 
 def write_result(result: Result, path: Path) -> None:
-    """Raises `ResultError` where it cannot be written."""
+    """Raises `ResultError` if the file cannot be written."""
     write_file(path, result_text(result).encode())
 
 
 def read_result(path: Path) -> Result:
-    """Exactly what was written. Raises `ResultError` that names the file and the field."""
+    """Reads a result without loss. Raises `ResultError` naming the file and the field."""
     try:
         return parse_result(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -158,7 +157,7 @@ def read_result(path: Path) -> Result:
 
 
 def result_text(result: Result) -> str:
-    """JSON, one request a line."""
+    """JSON with one request per line."""
     return lines({MARK: FORMAT} | encode(result) | {"runs": [_with_figures(run) for run in result.runs]}, 5) + "\n"
 
 
@@ -169,22 +168,22 @@ def parse_result(text: str) -> Result:
     except (ValueError, RecursionError) as error:
         raise ResultError(f"not JSON: {error}") from error
     if not isinstance(found, dict) or MARK not in found:
-        raise ResultError(f"not a result of twostep bench: it has no {MARK!r}")
+        raise ResultError(f"not a result of twostep bench: {MARK!r} is missing")
     if found.pop(MARK) != FORMAT:
-        raise ResultError(f"{MARK} has another format than {FORMAT}, which this version of twostep reads")
+        raise ResultError(f"{MARK} has an unknown format; this version of twostep reads format {FORMAT}")
     result: Result = decode(Result, found | {"runs": _without_figures(found.get("runs"))}, "result")
     return result
 
 
 def _with_figures(run: Run) -> dict[str, Any]:
-    """For whoever reads the file without this module."""
+    """Adds computed figures, for programs that read the file."""
     summary = run.summary
     rates = {name: getattr(summary, name) for name in ("request_rate", "goodput", "input_rate", "output_rate")}
     return {"figures": asdict(summary) | rates, **encode(run)}
 
 
 def _without_figures(runs: object) -> object:
-    """What is computed anew is not read, and so cannot contradict the requests."""
+    """Drops the computed figures, which are recomputed from the requests."""
     if not isinstance(runs, list):
         return runs
     return [
@@ -193,9 +192,41 @@ def _without_figures(runs: object) -> object:
 
 
 def _cpu_name() -> str:
-    """Linux says it in a file; elsewhere the kind of processor has to do."""
+    """From /proc/cpuinfo on Linux, otherwise the processor type."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
     return found[1] if found else platform.processor() or platform.machine()
+
+
+GROWTH = 0.1
+"""If the server keeps up, its queue grows by at most this share of the requests that arrive."""
+CHANCE = 3
+"""The queue may grow by this many requests by chance."""
+
+
+def kept_up(requests: Sequence[RequestTimes], limits: Limits) -> bool:
+    """Whether the queue of an open loop did not keep growing between the first third of the arrivals and the last one.
+
+    A request is in the queue from its due time to its first token, or to its end if there is a limit on `e2e`.
+    """
+    due = sorted(one.asked_ns for one in requests)
+    start = due[0] + (due[-1] - due[0]) // 3
+    arrived = sum(at_ns > start for at_ns in due)
+    growth = _waiting(requests, limits, due[-1]) - _waiting(requests, limits, start)
+    return growth <= max(GROWTH * arrived, CHANCE)
+
+
+def offered_rate(requests: Sequence[RequestTimes]) -> float | None:
+    """Requests per second that were due: (requests - 1) / (last due - first due). None if all were due at once."""
+    due = sorted(one.asked_ns for one in requests)
+    return (len(due) - 1) / ((due[-1] - due[0]) / 1e9) if due[-1] > due[0] else None
+
+
+def _waiting(requests: Sequence[RequestTimes], limits: Limits, at_ns: int) -> int:
+    return sum(one.asked_ns < at_ns < _done_ns(one, limits) for one in requests)
+
+
+def _done_ns(one: RequestTimes, limits: Limits) -> int:
+    return one.token_ns[0] if one.token_ns and limits.e2e_s is None else one.ended_ns

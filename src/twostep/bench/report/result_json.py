@@ -1,8 +1,8 @@
-"""Frozen dataclasses as values of JSON and back, checked; the declared types of their fields are the format.
+"""Converts frozen dataclasses to JSON values and back, with checks; the field types define the format.
 
-An object has every field of its class and no other. Of several classes that may stand in one place, `kind` names one.
-Times are ISO 8601, enumerations their words. The tokens of a request are told by `token_gaps_ns`: when the first came,
-then how long after the one before it each further one did.
+An object has exactly the fields of its class. Where several classes are possible, `kind` names the class. Times are
+ISO 8601, enumerations are their values. `token_gaps_ns` holds the tokens of a request: the time of the first token,
+then the gap before each further one.
 """
 
 import json
@@ -18,20 +18,20 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from twostep.bench.client.outcome import Outcome
-from twostep.bench.load.record import Closed, Open
+from twostep.bench.load.run_record import Closed, Open
 from twostep.errors import InvalidParameterError, ResultError
 
 KINDS: dict[type, str] = {Open: "open", Closed: "closed"}
-"""Classes that share a place with others."""
+"""Classes that need `kind`."""
 GAPS = "token_gaps_ns"
 
 PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: type(value) is bool, "true or false"),
-    str: (lambda value: type(value) is str, "a text"),
+    str: (lambda value: type(value) is str, "a string"),
     int: (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
     float: (lambda value: type(value) in (int, float) and isfinite(value), "a number"),
 }
-"""What fits where a plain value is declared, and what is allowed there."""
+"""For each plain type, the check of a value and the text of an error."""
 
 
 def wrong(where: str, value: object, allowed: str) -> NoReturn:
@@ -39,7 +39,7 @@ def wrong(where: str, value: object, allowed: str) -> NoReturn:
 
 
 def lines(value: Any, depth: int) -> str:
-    """JSON with each member of the outer `depth` levels on a line of its own, but for lists of plain values."""
+    """JSON with one line per member of the outer `depth` levels; lists of plain values stay on one line."""
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     is_plain = not isinstance(value, dict) and not any(isinstance(member, dict | list) for member in members)
     if depth == 0 or not members or is_plain:
@@ -77,7 +77,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def decode(kind: Any, value: object, where: str) -> Any:
-    """A value of the type `kind`. Raises `ResultError` that names the member."""
+    """A value of type `kind`. Raises `ResultError` naming the member."""
     if get_origin(kind) is UnionType:
         return _decode_one_of(get_args(kind), value, where)
     if get_origin(kind) is tuple:
@@ -108,7 +108,7 @@ def _decode_many(kind: Any, value: object, where: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         wrong(where, value, "a list")
     if kind is int and all(type(item) is int and item >= 0 for item in value):
-        return tuple(value)  # times of tokens are many
+        return tuple(value)  # fast path for token times
     return tuple(decode(kind, item, f"{where}[{i}]") for i, item in enumerate(value))
 
 
@@ -119,7 +119,7 @@ def _decode_object(kind: Any, value: object, where: str) -> Any:
     if missing := known.keys() - value.keys():
         raise ResultError(f"{where} has no {min(missing)!r}")
     if unknown := value.keys() - known.keys():
-        raise ResultError(f"{where} has {short(min(unknown))}, which is not known")
+        raise ResultError(f"{where} has an unknown field {short(min(unknown))}")
     members = {name: decode(type_, value[name], f"{where}.{name}") for name, type_ in known.items()}
     if kind is Outcome:
         members["token_ns"] = tuple(accumulate(members.pop(GAPS)))
@@ -131,7 +131,7 @@ def _decode_object(kind: Any, value: object, where: str) -> Any:
 
 @cache
 def _types(kind: Any) -> dict[str, Any]:
-    """Of the members of such an object in a file."""
+    """Types of the fields of such an object in a file."""
     hints = get_type_hints(kind)
     types = {field.name: hints[field.name] for field in fields(kind)}
     if kind is Outcome:

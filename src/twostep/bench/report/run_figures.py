@@ -1,30 +1,39 @@
-"""Figures of one run over its time: its requests, how many were under way, tokens, and steps of our own engine."""
+"""Figures of one run over time: requests, running requests, tokens, and steps of our own engine."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from twostep.bench.client.outcome import Outcome
-from twostep.bench.load.record import LATE_S
-from twostep.bench.report.figure import Figure, evenly
-from twostep.bench.report.result import Run, Step
-from twostep.bench.report.svg import Point, line, polyline, rect
-from twostep.bench.report.svg_axis import Axis, axis, fitting_axis
-from twostep.bench.report.svg_plane import Plane, staircase
-from twostep.bench.report.table import ms, plural
+from twostep.bench.load.run_record import LATE_S
+from twostep.bench.report.plot import (
+    Axis,
+    Figure,
+    Plane,
+    Point,
+    axis,
+    evenly,
+    fitting_axis,
+    line,
+    polyline,
+    rect,
+    staircase,
+)
+from twostep.bench.report.result import EngineStep, Run
+from twostep.bench.report.text_report import ms, plural
 
 S = 1e9
 """Nanoseconds."""
 ROWS = 200
-"""At most so many requests are drawn one by one."""
+"""Maximum requests drawn individually."""
 COLUMNS = 480
-"""About as many as a drawing has pixels across: of what lies in one column only the most is drawn."""
+"""About the pixel columns of a drawing; only the maximum of each column is drawn."""
 WIDE = 1140.0
-"""Width of a drawing across the page."""
+"""Width of a full-width drawing."""
 
 
 class Rows(Axis):
-    """Places without numbers."""
+    """An axis without ticks."""
 
     def ticks(self) -> list[float]:
         return []
@@ -39,38 +48,36 @@ def run_figures(run: Run) -> Iterator[Figure]:
 
 
 def requests_figure(run: Run) -> Figure:
-    """A bar for each request: waiting for its first token, then for the others."""
+    """A bar per request: waiting for its first token, then receiving tokens."""
     outcomes = sorted(run.record.outcomes, key=lambda outcome: outcome.due_ns)
     shown = evenly(outcomes, ROWS)
     row = max(3.0, min(14.0, 480 / len(shown)))
-    plane = Plane(_time(run), Rows("requests, in the order in which they were due", 1, 1), width=WIDE,
+    plane = Plane(_time(run), Rows("requests, in order of their due time", 1, 1), width=WIDE,
                   height=row * len(shown) + 76, upright=True)  # fmt: skip
     bars = [bar for i, outcome in enumerate(shown) for bar in _bars(plane, outcome, plane.top + i * row, row)]
-    note = "" if shown == outcomes else f"{len(shown)} of {len(outcomes):,} requests, evenly chosen. "
-    legend = [("waits for its first token", "wait"), ("gets its tokens", "c1"), ("failed, or cut", "failed")]
+    note = "" if shown == outcomes else f"{len(shown)} of {len(outcomes):,} requests, evenly sampled. "
+    legend = [("waiting for its first token", "wait"), ("receiving tokens", "c1"), ("failed or cut", "failed")]
     if any(outcome.sent_ns - outcome.due_ns > LATE_S * S for outcome in shown):
-        legend.insert(0, ("due, not sent: the client is late", "unsent"))
+        legend.insert(0, ("due but not sent: the client is late", "unsent"))
     title = "Timeline of requests"
-    return Figure(
-        title, plane.draw(title, bars), note + "Rest the pointer on a bar for its figures.", legend, wide=True
-    )
+    return Figure(title, plane.draw(title, bars), note + "Hover over a bar for its figures.", legend, wide=True)
 
 
 def outstanding_figure(run: Run) -> Figure:
-    """Requests under way, and those of them that have no token yet."""
+    """Running requests, and those that wait for their first token."""
     outcomes = run.record.outcomes
-    every = _under_way((outcome.sent_ns, outcome.ended_ns) for outcome in outcomes)
-    waiting = _under_way((outcome.sent_ns, _first_ns(outcome)) for outcome in outcomes)
+    every = _running((outcome.sent_ns, outcome.ended_ns) for outcome in outcomes)
+    waiting = _running((outcome.sent_ns, _first_ns(outcome)) for outcome in outcomes)
     plane = Plane(_time(run), axis("requests", max(y for _, y in every)), width=WIDE, upright=True)
-    title = "Requests under way"
-    note = "Sent and not ended; below, those without a token yet. A queue that grows to the end is an overload."
+    title = "Running requests"
+    note = "Sent and not ended; below, those without a token yet. Growth until the end indicates overload."
     legend = [("all", "c1"), ("waiting for their first token", "wait")]
     drawn = [_area(plane, every, "c1"), _area(plane, waiting, "wait")]
     return Figure(title, plane.draw(title, drawn), note, legend, wide=True)
 
 
 def tokens_figure(run: Run) -> Figure:
-    """Output tokens that came, in short spans of time."""
+    """Output tokens per second in short intervals."""
     title = "Output tokens per second"
     times = Counter[int]()
     width_s = axis("", _seconds(run) / 16).step
@@ -81,20 +88,20 @@ def tokens_figure(run: Run) -> Figure:
     spans = range(max(times) + 2)
     points = [(min(i * width_s, _seconds(run)), times[i] / width_s) for i in spans]
     plane = Plane(_time(run), axis("tokens/s", max(y for _, y in points)), width=WIDE, upright=True)
-    note = f"Of all requests, in spans of {width_s:g} s; also tokens of requests that failed later."
+    note = f"Of all requests, in intervals of {width_s:g} s; includes tokens of requests that failed later."
     return Figure(title, plane.draw(title, [_area(plane, points, "c1")]), note, wide=True)
 
 
 def steps_figure(run: Run) -> Figure:
-    """A stroke for each step of the engine, as high as it was long."""
+    """A stroke per engine step; its height is the duration."""
     shown = _longest(run.steps)
     plane = Plane(_time(run), fitting_axis("ms", [_step_ms(step) for step in shown]), width=WIDE, upright=True)
     strokes = (_stroke(plane, step) for step in shown)
-    title = "Steps of the engine, and how long each took"
+    title = "Duration of engine steps"
     note = (
         ""
         if len(shown) == len(run.steps)
-        else f"{plural(len(run.steps), 'step')}; of those close together the longest."
+        else f"{plural(len(run.steps), 'step')}; of steps close together, only the longest is drawn."
     )
     legend = [("decode", "c1"), ("prefill", "wait"), ("both", "c3")]
     return Figure(title, plane.draw(title, strokes), note, legend, wide=True)
@@ -131,7 +138,7 @@ def _tip(outcome: Outcome) -> str:
 
 
 def _first_ns(outcome: Outcome) -> int:
-    """When it stopped waiting: at its first token, or when it was over without one."""
+    """Time of the first token, or of the end if there was none."""
     return outcome.token_ns[0] if outcome.token_ns else outcome.ended_ns
 
 
@@ -143,18 +150,18 @@ def _last_ns(outcome: Outcome) -> int:
 
 
 def _seconds(run: Run) -> float:
-    """From the run's begin to its end."""
+    """Duration of the run."""
     return max(outcome.ended_ns for outcome in run.record.outcomes) / S
 
 
 def _time(run: Run) -> Axis:
-    """Without room after the end."""
+    """A time axis that ends with the run."""
     fitting = axis("seconds since the run began", _seconds(run) / 2)
     return Axis(fitting.title, _seconds(run) or 1, fitting.step)
 
 
-def _under_way(spans: Iterable[tuple[int, int]]) -> list[Point]:
-    """How many of the spans hold at each time, by columns of the drawing: the most of each."""
+def _running(spans: Iterable[tuple[int, int]]) -> list[Point]:
+    """Number of overlapping spans over time, thinned to the maximum per column."""
     changes = Counter[int]()
     for start_ns, end_ns in spans:
         changes[start_ns] += 1
@@ -181,31 +188,31 @@ def _area(plane: Plane, points: Sequence[Point], style: str) -> str:
     return polyline(around, f'class="area {style}"') + polyline(around, f'class="line thin {style}"')
 
 
-def _longest(steps: Sequence[Step]) -> list[Step]:
-    """The longest of each column of the drawing."""
+def _longest(steps: Sequence[EngineStep]) -> list[EngineStep]:
+    """The longest step of each column of the drawing."""
     end_ns = max(step.end_ns for step in steps)
-    found = dict[int, Step]()
+    found = dict[int, EngineStep]()
     for step in steps:
         column = step.start_ns * 2 * COLUMNS // max(end_ns, 1)
         found[column] = max(found.get(column, step), step, key=_step_ms)
     return list(found.values())
 
 
-def _stroke(plane: Plane, step: Step) -> str:
+def _stroke(plane: Plane, step: EngineStep) -> str:
     top, floor = plane.down(_step_ms(step)), plane.height - plane.bottom
     style = f'class="bar {_kind(step)}"'
     return rect(plane.across(step.start_ns / S), top, 1.4, max(floor - top, 1), style, _step_tip(step))
 
 
-def _step_ms(step: Step) -> float:
+def _step_ms(step: EngineStep) -> float:
     return (step.end_ns - step.start_ns) / 1e6
 
 
-def _kind(step: Step) -> str:
+def _kind(step: EngineStep) -> str:
     if step.prefill_tokens and step.decode_tokens:
         return "c3"
     return "wait" if step.prefill_tokens else "c1"
 
 
-def _step_tip(step: Step) -> str:
-    return f"{_step_ms(step):.1f} ms: {step.prefill_tokens} tokens of prompts, {step.decode_tokens} decoded"
+def _step_tip(step: EngineStep) -> str:
+    return f"{_step_ms(step):.1f} ms: {step.prefill_tokens} prefill tokens, {step.decode_tokens} decode tokens"

@@ -12,8 +12,8 @@ from twostep.core.blocks import HASH_BYTES, prompt_hashes, root_hash
 from twostep.core.request import BLOCK_TOKENS
 from twostep.errors import WorkloadError
 from twostep.server.observe.finished_requests import Reply
+from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.format import BY_END, header_line, request_line
-from twostep.workload.workload import Workload, WorkloadRequest
 
 log = logging.getLogger(__name__)
 
