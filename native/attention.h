@@ -13,18 +13,22 @@ namespace twostep::TWOSTEP_ISA {
 
 constexpr float kF16Largest = 65504.0f;
 
+// Up to 16 floats, with zeros after them.
+inline F32 load_some(const float* from, int count) {
+  if (count >= kPanel) return load(from);
+  float out[kPanel] = {};
+  std::copy_n(from, count, out);
+  return load(out);
+}
+
 // Column `slot` of a key block, row `slot` of a value block; saturated to finite f16.
 inline void write_kv(const float* key, const float* value, int head_dim, int slot, uint16_t* keys, uint16_t* values) {
   const F32 largest = set1(kF16Largest), lowest = set1(-kF16Largest);
   for (int i = 0; i < head_dim; i += kPanel) {
-    float k[kPanel] = {}, v[kPanel] = {};
-    const int count = std::min(kPanel, head_dim - i);
-    std::copy_n(key + i, count, k);
-    std::copy_n(value + i, count, v);
     uint16_t rounded[kPanel];
-    store_f16(rounded, min(max(load(k), lowest), largest));
+    store_f16(rounded, min(max(load_some(key + i, head_dim - i), lowest), largest));
     for (int j = 0; j < kPanel; ++j) keys[size_t(i + j) * kBlock + slot] = rounded[j];
-    store_f16(values + size_t(slot) * padded(head_dim) + i, min(max(load(v), lowest), largest));
+    store_f16(values + size_t(slot) * padded(head_dim) + i, min(max(load_some(value + i, head_dim - i), lowest), largest));
   }
 }
 
@@ -35,80 +39,161 @@ struct TileWork {
   const float *keys, *values;  // f32 copies, [blocks][head_dim][16] and [positions][padded], or null: read the cache
 };
 
-// scores[row][64] of rows [first, rows) against the tile's blocks. `ahead` is fetched on the way.
-template <class From>
-inline void score_block(const uint8_t* keys, const uint8_t* ahead, int head_dim, const float* queries, int first, int rows, float* scores) {
-  const int size = padded(head_dim);
-  in_tiles<kFloatRows>(rows, [&](int row, auto count) {
-    F32 acc[count];
-    for (int r = 0; r < count; ++r) acc[r] = zero();
-    float_tile<From, count>(keys, kBlock, head_dim, queries + size_t(row) * size, size, acc, ahead);
-    for (int r = 0; r < count; ++r) store(scores + size_t(row + r) * kTile, acc[r]);
-  }, first);
+// What attend() keeps of its query rows, in its scratch; `shrink`: what the last tile's new maximum left of earlier terms.
+struct Rows {
+  int first, count;  // those that see the tile
+  size_t size;       // floats of a query, padded
+  float *queries, *scores, *lane_sums;
+  float *highest, *shrink;  // with a vector to spare
+  Rows(float* at, size_t padded_size)
+      : first(0), count(0), size(padded_size), queries(at), scores(queries + kMaxQueryRows * size),
+        lane_sums(scores + kMaxQueryRows * kTile), highest(lane_sums + kMaxQueryRows * kPanel), shrink(highest + kMaxQueryRows + kPanel) {}
+};
+
+// Vectors of 16 that a tile of kCount rows holds at once: as many chains as there are registers, so that few rows too have
+// enough of them to hide the latency of a multiply-add.
+template <int kCount>
+constexpr int vectors_of(int most = 4) {
+  int vectors = most;
+  while (vectors > 1 && kCount * vectors > kChains) vectors /= 2;
+  return vectors;
+}
+
+template <int kCount, int kVectors>
+using Accumulators = F32[kCount][kVectors];
+
+// acc[r][v] += row's factor · w[v]; the factors then stand at the next.
+template <int kCount, int kVectors>
+TWOSTEP_INLINE inline void add_products(Accumulators<kCount, kVectors>& acc, const F32 (&w)[kVectors], RowParts<kCount>& factors) {
+  unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+    const F32 x = set1(*factors.template row<float, r>());
+    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { acc[r][v] = fma(x, w[v], acc[r][v]); });
+  });
+  factors.advance(sizeof(float));
 }
 
 inline const uint8_t* bytes_of(const void* p) { return static_cast<const uint8_t*>(p); }
 
 // A block of one head is a run of a few KiB, too short for the hardware to foresee the next one, and fetching a whole tile
 // at once stalls. So scoring fetches the tile's values on its way, and weighing those fetches the next tile's keys.
-inline void score_tile(const TileWork& work, const float* queries, int first, int rows, float* scores) {
+template <int kVectors>
+TWOSTEP_INLINE inline void fetch(const uint8_t* const (&ahead)[kVectors], int step) {
+  unroll<kVectors>([&](auto v) TWOSTEP_INLINE { __builtin_prefetch(ahead[v] + step * 32); });  // a line is two steps
+}
+
+// Scores of kCount rows against kVectors blocks of keys.
+template <class From, int kCount, int kVectors>
+TWOSTEP_INLINE inline void score_blocks(const uint8_t* const (&keys)[kVectors], const uint8_t* const (&ahead)[kVectors], int head_dim,
+                                        RowParts<kCount> queries, float* scores) {
+  Accumulators<kCount, kVectors> acc;
+  unroll<kCount>([&](auto r) TWOSTEP_INLINE { unroll<kVectors>([&](auto v) TWOSTEP_INLINE { acc[r][v] = zero(); }); });
+  for (int i = 0; i < head_dim; ++i) {
+    if (std::is_same_v<From, FromF16> && i % 2 == 0) fetch(ahead, i);
+    F32 w[kVectors];
+    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { w[v] = From::at(keys[v], size_t(i) * kBlock); });
+    add_products<kCount, kVectors>(acc, w, queries);
+  }
+  unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { store(scores + r * kTile + v * kBlock, acc[r][v]); });
+  });
+}
+
+// A block past the last one is the last one again: its scores are never looked at.
+template <class From, int kCount, int kVectors>
+inline void score_rows(const TileWork& work, const Rows& rows, int row) {
+  const RowParts<kCount> queries(bytes_of(rows.queries + row * rows.size), rows.size * sizeof(float));
   const int head_dim = work.kv.head_dim;
-  for (int b = 0; b < work.blocks; ++b, scores += kBlock) {
-    const int block = work.start / kBlock + b;
-    if (work.keys) {
-      score_block<FromF32>(bytes_of(work.keys + size_t(b) * head_dim * kBlock), nullptr, head_dim, queries, first, rows, scores);
-    } else {
-      score_block<FromF16>(bytes_of(work.kv.keys(block)), bytes_of(work.kv.values(block)), head_dim, queries, first, rows, scores);
+  for (int b = 0; b < work.blocks; b += kVectors) {
+    const uint8_t *keys[kVectors], *ahead[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      const int of_tile = std::min(b + v, work.blocks - 1), block = work.start / kBlock + of_tile;
+      keys[v] = work.keys ? bytes_of(work.keys + size_t(of_tile) * head_dim * kBlock) : bytes_of(work.kv.keys(block));
+      ahead[v] = work.keys ? nullptr : bytes_of(work.kv.values(block));
+    }
+    score_blocks<From, kCount, kVectors>(keys, ahead, head_dim, queries, rows.scores + size_t(row) * kTile + b * kBlock);
+  }
+}
+
+template <class From>
+inline void score_tile(const TileWork& work, const Rows& rows) {
+  in_even_tiles<kQueryRows>(rows.first, rows.count, [&](int row, auto count) {
+    if (work.blocks == 1) score_rows<From, count, 1>(work, rows, row);
+    else score_rows<From, count, vectors_of<count>()>(work, rows, row);
+  });
+}
+
+// Maxima of up to 16 rows' scores, those of positions that a row may not see taken out.
+inline F32 maxima(const QueryTile& tile, int start, const Rows& rows, int row, int count) {
+  F32 of_row[kPanel];
+  for (int r = 0; r < count; ++r) {
+    float* scores = rows.scores + size_t(row + r) * kTile;
+    const int visible = tile.position + (row + r) / tile.group + 1 - start;
+    for (int i = std::max(0, visible); i < kTile; ++i) scores[i] = -std::numeric_limits<float>::infinity();
+    of_row[r] = max(max(load(scores), load(scores + kPanel)), max(load(scores + 2 * kPanel), load(scores + 3 * kPanel)));
+  }
+  if (count == kPanel) return horizontal_maxima(of_row);
+  float out[kPanel] = {};
+  for (int r = 0; r < count; ++r) out[r] = horizontal_max(of_row[r]);
+  return load(out);
+}
+
+// Turns scores into probabilities relative to the new maxima, 16 rows at a time. A row's sum stays spread over 16 lanes.
+inline void soften(const QueryTile& tile, int start, const Rows& rows) {
+  for (int row = rows.first; row < rows.count; row += kPanel) {
+    const int count = std::min(kPanel, rows.count - row);
+    const F32 before = load(rows.highest + row), highest = max(maxima(tile, start, rows, row, count), before);
+    store(rows.highest + row, highest);
+    store(rows.shrink + row, exponential(before - highest));
+    for (int r = row; r < row + count; ++r) {
+      float *scores = rows.scores + size_t(r) * kTile, *sums = rows.lane_sums + size_t(r) * kPanel;
+      const F32 top = set1(rows.highest[r]);
+      F32 p[kTile / kPanel];
+      for (int i = 0; i < kTile / kPanel; ++i) store(scores + i * kPanel, p[i] = exponential(load(scores + i * kPanel) - top));
+      store(sums, fma(load(sums), set1(rows.shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
     }
   }
 }
 
-// Turns one row's scores into probabilities relative to the new maximum; scales the row's sum and output to it.
-inline void soften(float* scores, int visible, float* state, int size) {
-  for (int i = visible; i < kTile; ++i) scores[i] = -std::numeric_limits<float>::infinity();
-  F32 s[kTile / kPanel];
-  for (int i = 0; i < kTile / kPanel; ++i) s[i] = load(scores + i * kPanel);
-  const float highest = std::max(state[0], horizontal_max(max(max(s[0], s[1]), max(s[2], s[3]))));
-  F32 sum = zero();
-  for (int i = 0; i < kTile / kPanel; ++i) {
-    const F32 p = exponential(s[i] - set1(highest));
-    store(scores + i * kPanel, p);
-    sum = sum + p;
+// out[row][chunk .. +16·kVectors] = what it was · shrink + probabilities[row][0..positions) · values[..][chunk ..]
+template <class From, int kCount, int kVectors>
+inline void weigh_chunks(const TileWork& work, const Rows& rows, int row, int chunk, float* states) {
+  const int size = rows.size, chunks = size / kPanel, next = work.start / kBlock + kTile / kBlock;
+  float* out = states + row * (rows.size + kPanel) + kPanel + chunk * kPanel;
+  RowParts<kCount> probabilities(bytes_of(rows.scores + size_t(row) * kTile), kTile * sizeof(float));
+  Accumulators<kCount, kVectors> acc;
+  unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+    const F32 shrink = set1(rows.shrink[row + r]);
+    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { acc[r][v] = load(out + r * (rows.size + kPanel) + v * kPanel) * shrink; });
+  });
+  for (int b = 0; b < work.blocks; ++b) {
+    const uint8_t* values = work.values ? bytes_of(work.values + size_t(b) * kBlock * size + chunk * kPanel)
+                                        : bytes_of(work.kv.values(work.start / kBlock + b) + chunk * kPanel);
+    const int part = chunk * work.blocks + b * kVectors;  // the whole tile passes once over the next one's keys
+    const uint8_t* ahead = bytes_of(work.kv.keys(std::min(next + part / chunks, work.last_block))) + part % chunks * kBlock * 32;
+    for (int i = 0; i < kBlock; ++i) {
+      if constexpr (std::is_same_v<From, FromF16>)
+        for (int line = 0; line < kVectors * 32; line += 64) __builtin_prefetch(ahead + i * kVectors * 32 + line);
+      F32 w[kVectors];
+      unroll<kVectors>([&](auto v) TWOSTEP_INLINE { w[v] = From::at(values, size_t(i) * size + v * kPanel); });
+      add_products<kCount, kVectors>(acc, w, probabilities);
+    }
   }
-  const float shrink = exponential(state[0] - highest);
-  state[0] = highest;
-  state[1] = state[1] * shrink + horizontal_sum(sum);
-  for (int i = 0; i < size; i += kPanel) store(state + kPanel + i, load(state + kPanel + i) * set1(shrink));
+  unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+    unroll<kVectors>([&](auto v) TWOSTEP_INLINE { store(out + r * (rows.size + kPanel) + v * kPanel, acc[r][v]); });
+  });
 }
 
-// out[row][chunk .. +16] += probabilities[row][0..positions) · values[..][chunk .. +16]
-template <class From, class ValuesOf, class AheadOf>
-inline void weigh_chunk(ValuesOf&& values_of, AheadOf&& ahead_of, int blocks, int size, int chunk, const float* scores, int first, int rows,
-                        float* states) {
-  const size_t stride = size + kPanel;
-  in_tiles<kFloatRows>(rows, [&](int row, auto count) {
-    F32 acc[count];
-    float* out = states + row * stride + kPanel + chunk;
-    for (int r = 0; r < count; ++r) acc[r] = load(out + r * stride);
-    for (int b = 0; b < blocks; ++b)
-      float_tile<From, count>(values_of(b), size, kBlock, scores + size_t(row) * kTile + b * kBlock, kTile, acc, ahead_of(b));
-    for (int r = 0; r < count; ++r) store(out + r * stride, acc[r]);
-  }, first);
+// Chunks from `chunk` on, kVectors at a time, then the rest with fewer.
+template <class From, int kCount, int kVectors>
+inline void weigh_rows(const TileWork& work, const Rows& rows, int row, int chunk, float* states) {
+  const int chunks = rows.size / kPanel;
+  for (; chunk + kVectors <= chunks; chunk += kVectors) weigh_chunks<From, kCount, kVectors>(work, rows, row, chunk, states);
+  if constexpr (kVectors > 1) weigh_rows<From, kCount, kVectors / 2>(work, rows, row, chunk, states);
 }
 
-inline void weigh_tile(const TileWork& work, const float* scores, int first, int rows, float* states) {
-  const int size = padded(work.kv.head_dim), chunks = size / kPanel, next = work.start / kBlock + kTile / kBlock;
-  for (int c = 0; c < chunks; ++c) {
-    const auto copied = [&](int b) { return bytes_of(work.values + size_t(b) * kBlock * size + c * kPanel); };
-    const auto cached = [&](int b) { return bytes_of(work.kv.values(work.start / kBlock + b) + c * kPanel); };
-    const auto nothing = [](int) -> const uint8_t* { return nullptr; };
-    const auto next_keys = [&](int b) {  // 16 steps of 32 bytes: the whole tile passes once over the next one's keys
-      const int part = c * work.blocks + b, block = std::min(next + part / chunks, work.last_block);
-      return bytes_of(work.kv.keys(block)) + part % chunks * kBlock * 32;
-    };
-    if (work.values) weigh_chunk<FromF32>(copied, nothing, work.blocks, size, c * kPanel, scores, first, rows, states);
-    else weigh_chunk<FromF16>(cached, next_keys, work.blocks, size, c * kPanel, scores, first, rows, states);
-  }
+template <class From>
+inline void weigh_tile(const TileWork& work, const Rows& rows, float* states) {
+  in_even_tiles<kQueryRows>(rows.first, rows.count, [&](int row, auto count) { weigh_rows<From, count, vectors_of<count>()>(work, rows, row, 0, states); });
 }
 
 inline void widen(const uint16_t* from, size_t count, float* to) {
@@ -128,27 +213,35 @@ inline TileWork prepare_tile(const KvView& kv, int start, int last, bool copy, f
   return {kv, start, blocks, last_block, scratch, values};
 }
 
-inline void reset_states(float* states, int rows, int size) {
-  std::fill_n(states, size_t(rows) * (size + kPanel), 0.0f);
-  for (int r = 0; r < rows; ++r) states[size_t(r) * (size + kPanel)] = -std::numeric_limits<float>::infinity();
+// Queries copied together, sums and outputs 0, maxima lowest.
+inline Rows prepare_rows(const QueryTile& tile, int head_dim, float* states, float* scratch) {
+  Rows rows(scratch, padded(head_dim));
+  rows.count = tile.rows();
+  for (int r = 0; r < rows.count; ++r)
+    for (int i = 0; i < head_dim; i += kPanel) store(rows.queries + r * rows.size + i, load_some(tile.row(r) + i, head_dim - i));
+  std::fill_n(rows.lane_sums, size_t(rows.count) * kPanel, 0.0f);
+  std::fill_n(rows.highest, kMaxQueryRows + kPanel, -std::numeric_limits<float>::infinity());
+  std::fill_n(states, rows.count * (rows.size + kPanel), 0.0f);
+  return rows;
 }
 
 inline void attend(const QueryTile& tile, const KvView& kv, int split, float* states, float* scratch) {
-  const int size = padded(kv.head_dim), rows = tile.rows(), last = tile.position + tile.tokens - 1;
-  float* queries = scratch + size_t(2) * kTile * size;
-  float* scores = queries + size_t(kMaxQueryRows) * size;
-  for (int r = 0; r < rows; ++r) std::copy_n(tile.row(r), kv.head_dim, queries + size_t(r) * size);
-  reset_states(states, rows, size);
-  const int end = std::min((split + 1) * kSplit, last + 1);
+  const int last = tile.position + tile.tokens - 1, end = std::min((split + 1) * kSplit, last + 1);
+  Rows rows = prepare_rows(tile, kv.head_dim, states, scratch + size_t(2) * kTile * padded(kv.head_dim));
   for (int start = split * kSplit; start < end; start += kTile) {
-    const int first = std::max(0, start - tile.position) * tile.group;  // earlier tokens do not see this tile
-    const TileWork work = prepare_tile(kv, start, last, rows - first > kFloatRows, scratch);
-    score_tile(work, queries, first, rows, scores);
-    for (int r = first; r < rows; ++r) {
-      const int visible = std::min(kTile, tile.position + r / tile.group + 1 - start);
-      soften(scores + size_t(r) * kTile, visible, states + size_t(r) * (size + kPanel), size);
-    }
-    weigh_tile(work, scores, first, rows, states);
+    rows.first = std::max(0, start - tile.position) * tile.group;  // earlier tokens do not see this tile
+    const bool copy = rows.count - rows.first > kQueryRows;
+    const TileWork work = prepare_tile(kv, start, last, copy, scratch);
+    if (copy) score_tile<FromF32>(work, rows);
+    else score_tile<FromF16>(work, rows);
+    soften(tile, start, rows);
+    if (copy) weigh_tile<FromF32>(work, rows, states);
+    else weigh_tile<FromF16>(work, rows, states);
+  }
+  for (int r = 0; r < rows.count; ++r) {
+    float* state = states + r * (rows.size + kPanel);
+    state[0] = rows.highest[r];
+    state[1] = horizontal_sum(load(rows.lane_sums + size_t(r) * kPanel));
   }
 }
 
@@ -165,7 +258,9 @@ inline void merge(float* into, const float* other, int head_dim) {
 
 inline void finish(const float* state, int head_dim, float* out) {
   const float factor = 1.0f / state[1];
-  for (int i = 0; i < head_dim; ++i) out[i] = state[kPanel + i] * factor;
+  const int whole = head_dim / kPanel * kPanel;
+  for (int i = 0; i < whole; i += kPanel) store(out + i, load(state + kPanel + i) * set1(factor));
+  for (int i = whole; i < head_dim; ++i) out[i] = state[kPanel + i] * factor;
 }
 
 }  // namespace twostep::TWOSTEP_ISA

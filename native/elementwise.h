@@ -1,5 +1,6 @@
 // Row-wise kernels: exponential, norm, quantisation, rotation, and what follows a panel. Included once an instruction set.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -13,9 +14,9 @@ constexpr float kExpLowest = -87.0f;  // below it exp is taken as exactly 0
 // |r| <= ln(2)/2: relative error about 2 units of the last place.
 inline F32 exponential(F32 x) {
   const F32 clamped = min(max(x, set1(kExpLowest)), set1(88.0f));
-  const I32 n = round_to_int(clamped * set1(1.44269504f));
-  F32 r = fma(to_float(n), set1(-0.693145752f), clamped);
-  r = fma(to_float(n), set1(-1.42860677e-6f), r);
+  const F32 n = round_to_whole(clamped * set1(1.44269504f));
+  F32 r = fma(n, set1(-0.693145752f), clamped);
+  r = fma(n, set1(-1.42860677e-6f), r);
   F32 p = fma(r, set1(1.0f / 720), set1(1.0f / 120));
   p = fma(p, r, set1(1.0f / 24));
   p = fma(p, r, set1(1.0f / 6));
@@ -65,58 +66,115 @@ struct Record {
   }
 };
 
-inline void store_fine(int16_t* to, I32 q) {
-  int32_t values[kPanel];
-  store(values, q);
-  for (int i = 0; i < kPanel; i += 4) {
-    to[i] = static_cast<int16_t>(values[i]);
-    to[i + 1] = static_cast<int16_t>(values[i + 2]);
-    to[i + 2] = static_cast<int16_t>(values[i + 1]);
-    to[i + 3] = static_cast<int16_t>(values[i + 3]);
+constexpr int kAtOnce = 16;  // groups of a row that are quantised together: their maxima fill a vector
+
+// Scales of 16 groups from their largest sizes: a 127th, 0 where that is not a normal number (but NaN stays: it has to reach the
+// logits and be told). `inverse`: 1 / scale, or 0. `fine`: a 254th of the scale.
+struct Scales {
+  float scale[kAtOnce], inverse[kAtOnce], fine[kAtOnce];
+  explicit Scales(F32 largest) {
+    const F32 lowest = set1(std::numeric_limits<float>::min()), s = largest / set1(127.0f);
+    store(scale, keep_if_at_least(s, s, lowest) + (s - s));
+    store(inverse, keep_if_at_least(set1(1.0f) / s, s, lowest));
+    store(fine, load(scale) / set1(254.0f));
   }
+  // What dividing by gives 0 where there is no scale.
+  static F32 divisor(float scale) { return set1(scale > 0 ? scale : std::numeric_limits<float>::infinity()); }
+};
+
+// round(quotient), given the quotient almost exactly. Only within `doubt` of a half can it have been rounded to the other side:
+// there the division decides, which is slow.
+template <class Divide>
+TWOSTEP_INLINE inline I32 round_quotient(F32 almost, float doubt, Divide&& divide) {
+  const I32 rounded = round_to_int(almost);
+  if (__builtin_expect(any_at_least(abs(almost - to_float(rounded)), set1(0.5f - doubt)), 0)) return round_to_int(divide());
+  return rounded;
+}
+
+// q = round(x / scale): |q| <= 127, and the product with 1 / scale is off by less than 1e-4.
+TWOSTEP_INLINE inline I32 quantised(F32 x, const Scales& scales, int g) {
+  return round_quotient(x * set1(scales.inverse[g]), 1e-4f, [&] { return x / Scales::divisor(scales.scale[g]); });
+}
+
+// 254 · q plus what q left, in steps of a 254th. In float32 a sum of up to 32 258 is off by up to 2^-10. Where a step is no
+// normal number the product says nothing of the quotient.
+TWOSTEP_INLINE inline I32 finely_quantised(F32 x, I32 q, const Scales& scales, int g) {
+  const F32 steps = set1(254.0f), whole = to_float(q), left = x - whole * set1(scales.scale[g]);
+  const float doubt = scales.fine[g] < std::numeric_limits<float>::min() ? 0.5f : 0.0012f;
+  return round_quotient(fma(whole, steps, left * set1(scales.inverse[g]) * steps), doubt,
+                        [&] { return fma(whole, steps, left / Scales::divisor(scales.fine[g])); });
+}
+
+inline void store_values(int8_t* to, I32 q) { store_i8(to, q); }
+inline void store_values(int16_t* to, I32 q) { store_i16_fine(to, q); }
+
+// `count` groups from `first` on, two vectors each: to a record, with their sums.
+template <class Value>
+inline void put_groups(const Record<Value>& to, int first, int count, I32 (&values)[kAtOnce], const float* scales) {
+  for (int i = 0; i < 2 * count; ++i) store_values(to.values + first * kGroup + i * kPanel, values[i]);
+  for (int i = 2 * count; i < kAtOnce; ++i) values[i] = values[0];
+  int32_t sums[kAtOnce];
+  store(sums, horizontal_sums(values));
+  for (int g = 0; g < count; ++g) to.put_sums(first + g, scales[g], sums[2 * g], sums[2 * g + 1]);
+}
+
+// Eight groups or fewer of a row, from `first` on, to its records. Their scales begin at `of`.
+inline void quantise_groups(const float* x, int first, int count, const Scales& scales, int of, const Record<int8_t>* coarse,
+                            const Record<int16_t>* fine) {
+  x += first * kGroup;
+  I32 q[kAtOnce], f[kAtOnce];
+  for (int i = 0; i < 2 * count; ++i) q[i] = quantised(load(x + i * kPanel), scales, of + i / 2);
+  if (fine) {
+    for (int i = 0; i < 2 * count; ++i) f[i] = finely_quantised(load(x + i * kPanel), q[i], scales, of + i / 2);
+    put_groups(*fine, first, count, f, scales.fine + of);
+  }
+  if (coarse) put_groups(*coarse, first, count, q, scales.scale + of);
 }
 
 // One row to a record, a fine record, or both. 8 bits: q = round(x / scale), scale = max|x| / 127 of the group, 0 where that
 // is not a normal number. 16 bits: with scale / 254, 254 · q for the 8-bit q, plus what it left.
 inline void quantise(const float* x, int inputs, uint8_t* record, uint8_t* fine_record) {
-  for (int g = 0; g < inputs / kGroup; ++g) {
-    const F32 a = load(x + g * kGroup), b = load(x + g * kGroup + kPanel);
-    float scale = horizontal_max(max(abs(a), abs(b))) / 127.0f;
-    if (scale < std::numeric_limits<float>::min()) scale = 0;  // but not NaN: it has to reach the logits and be told
-    const F32 divisor = set1(scale > 0 ? scale : std::numeric_limits<float>::infinity());
-    const I32 qa = round_to_int(a / divisor), qb = round_to_int(b / divisor);
-    if (record) {
-      const Record<int8_t> to(record, inputs);
-      store_i8(to.values + g * kGroup, qa);
-      store_i8(to.values + g * kGroup + kPanel, qb);
-      to.put_sums(g, scale, horizontal_sum(qa), horizontal_sum(qb));
+  const int groups = inputs / kGroup;
+  const Record<int8_t> coarse(record, inputs);
+  const Record<int16_t> fine(fine_record, inputs);
+  for (int first = 0; first < groups; first += kAtOnce) {
+    const int all = std::min(kAtOnce, groups - first);
+    F32 largest[kAtOnce];
+    for (int g = 0; g < kAtOnce; ++g) {
+      const float* at = x + (first + std::min(g, all - 1)) * kGroup;
+      largest[g] = max(abs(load(at)), abs(load(at + kPanel)));
     }
-    if (fine_record) {
-      const Record<int16_t> to(fine_record, inputs);
-      const F32 step = set1(scale > 0 ? scale / 254.0f : std::numeric_limits<float>::infinity());
-      const I32 fa = round_to_int(fma(to_float(qa), set1(254.0f), (a - to_float(qa) * set1(scale)) / step));
-      const I32 fb = round_to_int(fma(to_float(qb), set1(254.0f), (b - to_float(qb) * set1(scale)) / step));
-      store_fine(to.values + g * kGroup, fa);
-      store_fine(to.values + g * kGroup + kPanel, fb);
-      to.put_sums(g, scale / 254.0f, horizontal_sum(fa), horizontal_sum(fb));
-    }
+    const Scales scales(horizontal_maxima(largest));
+    for (int of = 0; of < all; of += kAtOnce / 2)
+      quantise_groups(x, first + of, std::min(kAtOnce / 2, all - of), scales, of, record ? &coarse : nullptr, fine_record ? &fine : nullptr);
   }
 }
 
 inline void put(const float* panel, int rows, int count, const float* bias, float* out, size_t stride) {
-  for (int r = 0; r < rows; ++r, panel += kPanel, out += stride)
-    for (int i = 0; i < count; ++i) out[i] = bias ? panel[i] + bias[i] : panel[i];
+  const bool whole = count == kPanel;
+  const F32 b = bias && whole ? load(bias) : zero();
+  for (int r = 0; r < rows; ++r, panel += kPanel, out += stride) {
+    if (whole) store(out, bias ? load(panel) + b : load(panel));
+    else for (int i = 0; i < count; ++i) out[i] = bias ? panel[i] + bias[i] : panel[i];
+  }
 }
 
 inline void add(const float* panel, int rows, int count, float* out, size_t stride) {
-  for (int r = 0; r < rows; ++r, panel += kPanel, out += stride)
-    for (int i = 0; i < count; ++i) out[i] += panel[i];
+  for (int r = 0; r < rows; ++r, panel += kPanel, out += stride) {
+    if (count == kPanel) store(out, load(out) + load(panel));
+    else for (int i = 0; i < count; ++i) out[i] += panel[i];
+  }
 }
 
 inline void gated_silu(const float* gate, const float* up, int rows, int count, float* out, size_t stride) {
   float whole[kPanel];
   for (int r = 0; r < rows; ++r, gate += kPanel, up += kPanel, out += stride) {
-    store(whole, silu(load(gate)) * load(up));
+    const F32 product = silu(load(gate)) * load(up);
+    if (count == kPanel) {
+      store(out, product);
+      continue;
+    }
+    store(whole, product);
     for (int i = 0; i < count; ++i) out[i] = whole[i];
   }
 }

@@ -10,7 +10,8 @@
 namespace twostep {
 
 constexpr int kScratchGroups = 32;                                 // unpacked at a time: fits the first-level cache
-constexpr size_t kScratchBytes = kScratchGroups * (512 + 2 * 64);  // of linear_panel
+constexpr size_t kScratchBytes = kScratchGroups * (512 + 2 * 64);  // of one panel
+constexpr int kMostPanels = 2;                                     // of linear_panels; the scratch is kMostPanels * kScratchBytes
 constexpr int kBlock = 16;                                         // token positions of a KV block
 constexpr int kTile = 64;                                          // positions of one softmax tile
 constexpr int kSplit = 512;  // positions whose softmax is computed on its own and merged in order; fixed from position 0
@@ -59,11 +60,18 @@ struct QueryTile {
   int rows() const { return tokens * group; }
 };
 
+// A panel to be multiplied into out[rows][16], and the one that will come after it: fetched, not read, so it may be no panel.
+struct PanelJob {
+  const uint8_t *panel, *next;
+  float* out;
+};
+
 struct Kernels {
   const char* name;
   void (*quantise)(const float* x, int inputs, uint8_t* record, uint8_t* fine_record);  // either may be null
   void (*rms_norm)(const float* x, const float* weight, float eps, int inputs, float* out);
-  void (*linear_panel)(const Matrix&, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch);
+  // One panel, or two of one format and length, with the same rows.
+  void (*linear_panels)(Format, const PanelJob* jobs, int count, const QuantRows& x, int rows, uint8_t* scratch);
   void (*float_panel)(const Matrix&, int panel, const float* x, size_t x_stride, int rows, float* out);
   // out[row][0..count-1] = panel[row][..] (+ bias); or += ; or silu(gate panel) · up panel
   void (*put)(const float* panel, int rows, int count, const float* bias, float* out, size_t stride);
@@ -81,10 +89,10 @@ struct Kernels {
   double (*peak_f32)();
 };
 
-constexpr int kMaxQueryRows = 48;  // of a QueryTile
+constexpr int kMaxQueryRows = 96;  // of a QueryTile
 inline size_t state_floats(int head_dim) { return size_t(padded(head_dim)) + kPanel; }  // max, sum, padding, out
-inline size_t attend_scratch_floats(int head_dim) {  // keys and values of a tile, queries, scores
-  return size_t(padded(head_dim)) * (2 * kTile + kMaxQueryRows) + size_t(kMaxQueryRows) * kTile;
+inline size_t attend_scratch_floats(int head_dim) {  // keys and values of a tile, queries, scores; sums; maxima and shrinking
+  return size_t(padded(head_dim)) * (2 * kTile + kMaxQueryRows) + size_t(kMaxQueryRows) * (kTile + kPanel + 2) + 2 * kPanel;
 }
 
 const Kernels* portable_kernels();

@@ -18,7 +18,7 @@
 namespace twostep::TWOSTEP_ISA {
 
 inline const Kernels* table(const char* name) {
-  static const Kernels kernels{name, quantise, rms_norm, linear_panel, float_panel, put, add, gated_silu,
+  static const Kernels kernels{name, quantise, rms_norm, linear_panels, float_panel, put, add, gated_silu,
                                rope, write_kv, attend, merge, finish, peak_int8, peak_f32};
   return &kernels;
 }

@@ -5,6 +5,7 @@
 //                                       with minima also:         acc = fma(min, row scale · sum of the row's group, acc)
 #pragma once
 #include <algorithm>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -99,7 +100,7 @@ template <Format kFormat>
 struct Packed : Traits<kFormat> {
   using T = Traits<kFormat>;
   const uint8_t* panel;
-  explicit Packed(const uint8_t* p) : panel(p) {}
+  explicit Packed(const uint8_t* p = nullptr) : panel(p) {}
   struct Group {
     const uint8_t *group, *header;
     template <int kPair>
@@ -121,8 +122,7 @@ struct Packed : Traits<kFormat> {
 
 // Lines t and t + 4 of the group, t the number of the tile: four tiles fetch a group of up to 512 bytes.
 template <Format kFormat>
-inline void fetch_lines(const Packed<kFormat>& panel, int g, int row) {
-  const int line = row / kRows;
+inline void fetch_lines(const Packed<kFormat>& panel, int g, int line) {
   if (line >= 4) return;
   const uint8_t* group = panel.at(g).group;
   __builtin_prefetch(group + 64 * line, 0, 2);
@@ -137,6 +137,7 @@ struct Unpacked : Traits<kFormat> {
   uint8_t* scratch;
   int first;
   Packed<kFormat> next;  // the panel that will be unpacked after this one
+  Unpacked() = default;
   Unpacked(const Packed<kFormat>& from, const Packed<kFormat>& next_panel, int g0, int g1, uint8_t* into)
       : scratch(into), first(g0), next(next_panel) {
     for (int g = g0; g < g1; ++g) unpack(from.at(g), scratch + size_t(g - g0) * kBytes);
@@ -159,12 +160,32 @@ struct Unpacked : Traits<kFormat> {
   };
   Group at(int g) const { return {scratch + size_t(g - first) * kBytes}; }
   // While one panel is computed the next one comes from memory, a line or two with each group: all at once would stall.
-  void fetch_ahead(int g, int row) const { fetch_lines<kFormat>(next, g, row); }
+  void fetch_ahead(int g, int tile) const { fetch_lines<kFormat>(next, g, tile); }
 };
 
 // Rows of 8-bit or 16-bit values meet the weights in different instructions.
 template <int kMax, bool kFine>
 using DotOf = std::conditional_t<kFine, FineDot, Dot<kMax>>;
+
+// One part of the records of kCount rows, group by group. Three rows share a pointer, the others are reached by the stride:
+// a pointer a row and part does not fit the general registers (measured: 36 reloads a group).
+template <int kCount>
+struct RowParts {
+  static constexpr int kPointers = (kCount + 2) / 3;
+  const uint8_t* first[kPointers];
+  size_t stride;
+  RowParts(const uint8_t* base, size_t row_stride) : stride(row_stride) {
+    for (int i = 0; i < kPointers; ++i) first[i] = base + 3 * i * row_stride;
+  }
+  template <class T, int kRow>
+  TWOSTEP_INLINE const T* row() const { return reinterpret_cast<const T*>(first[kRow / 3] + kRow % 3 * stride); }
+  TWOSTEP_INLINE void advance(size_t bytes) {
+    unroll<kPointers>([&](auto i) TWOSTEP_INLINE {
+      first[i] += bytes;
+      asm("" : "+r"(first[i]));  // else the compiler makes a pointer a row of it
+    });
+  }
+};
 
 // From the sum of unsigned weights to that of (q - zero), given the row's sums of the group's two halves.
 template <class Source, class D, int kHalf>
@@ -173,56 +194,169 @@ TWOSTEP_INLINE inline I32 subtract_zero(I32 sum, const int32_t* half_sums) {
   else return subtract(sum, Source::kZero * (Source::kHalves == 2 ? half_sums[kHalf] : half_sums[0] + half_sums[1]));
 }
 
-// One pair of steps of all rows of a tile.
-template <int kCount, bool kFirst, class D>
-TWOSTEP_INLINE inline void add_pair(D* dot, Bytes w0, Bytes w1, const QuantRows& x, int row, int offset) {
+// One step of all rows and panels of a tile. A row's values are broadcast once for all panels.
+template <int kCount, bool kFirst, class D, int kPanels, class Values>
+TWOSTEP_INLINE inline void add_step(D (*dot)[kPanels], const Bytes (&bytes)[kPanels], const Values& values, int offset) {
+  typename D::Weights w[kPanels];
+  unroll<kPanels>([&](auto p) TWOSTEP_INLINE { w[p] = D::prepare(bytes[p]); });
+  unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+    const auto x = D::broadcast(values.template row<typename D::Value, r>() + offset);
+    unroll<kPanels>([&](auto p) TWOSTEP_INLINE {
+      if constexpr (kFirst) dot[r][p].start(w[p], x);
+      else dot[r][p].add(w[p], x);
+    });
+  });
+}
+
+// The same with two steps, for dot products that save work on pairs.
+template <int kCount, bool kFirst, class D, int kPanels, class Values>
+TWOSTEP_INLINE inline void add_pair(D (*dot)[kPanels], const Bytes (&even)[kPanels], const Bytes (&odd)[kPanels], const Values& values, int offset) {
+  typename D::Weights w0[kPanels], w1[kPanels];
+  unroll<kPanels>([&](auto p) TWOSTEP_INLINE { w0[p] = D::prepare(even[p]), w1[p] = D::prepare(odd[p]); });
+  unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+    const typename D::Value* x = values.template row<typename D::Value, r>() + offset;
+    unroll<kPanels>([&](auto p) TWOSTEP_INLINE {
+      if constexpr (kFirst) dot[r][p].start(w0[p], w1[p], x);
+      else dot[r][p].add(w0[p], w1[p], x);
+    });
+  });
+}
+
+// The dot products of one group, or half group.
+template <int kCount, int kHalf, class Source, int kPanels, class D, class Values>
+TWOSTEP_INLINE inline void add_group(const typename Source::Group (&group)[kPanels], D (*dot)[kPanels], const Values& values) {
+  constexpr int kPairs = 4 / Source::kHalves;
+  unroll<kPairs>([&](auto i) TWOSTEP_INLINE {
+    constexpr int pair = kHalf * kPairs + i;
+    Bytes even[kPanels], odd[kPanels];
+    unroll<kPanels>([&](auto p) TWOSTEP_INLINE { std::tie(even[p], odd[p]) = group[p].template pair<pair>(); });
+    if constexpr (D::kStepwise) {
+      add_step<kCount, i == 0>(dot, even, values, pair * 8);
+      add_step<kCount, false>(dot, odd, values, pair * 8 + 4);
+    } else {
+      add_pair<kCount, i == 0>(dot, even, odd, values, pair * 8);
+    }
+  });
+}
+
+// Accumulates groups g0..g1-1 of kCount rows from `row` on into out[p] + 16 · row of each panel; starts from zero when g0 is 0.
+template <int kCount, bool kFine, class Source, int kPanels>
+TWOSTEP_INLINE inline void tile(const Source (&source)[kPanels], int g0, int g1, const QuantRows& x, int row, float* const* out) {
+  using D = DotOf<Source::kMax, kFine>;
   using Value = typename D::Value;
-  if constexpr (D::kStepwise) {  // weights of one step fill the registers
-    const typename D::Weights u0 = D::prepare(w0);
-    unroll<kCount>([&](auto r) TWOSTEP_INLINE {
-      if constexpr (kFirst) dot[r].start(u0, x.values<Value>(row + r) + offset);
-      else dot[r].add(u0, x.values<Value>(row + r) + offset);
+  constexpr bool kSubtracts = Source::kZero != 0 && !D::kTakesZero;
+  RowParts<kCount> values(reinterpret_cast<const uint8_t*>(x.values<Value>(row) + g0 * kGroup), x.stride);
+  RowParts<kCount> scales(reinterpret_cast<const uint8_t*>(x.scales<Value>(row) + g0), x.stride);
+  RowParts<kCount> sums(kSubtracts ? reinterpret_cast<const uint8_t*>(x.half_sums<Value>(row) + 2 * g0)
+                                   : reinterpret_cast<const uint8_t*>(x.scaled_sums<Value>(row) + g0), x.stride);
+  F32 acc[kCount][kPanels];
+  unroll<kPanels>([&](auto p) TWOSTEP_INLINE {
+    unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r][p] = g0 ? load(out[p] + size_t(row + r) * kPanel) : zero(); });
+  });
+  for (int g = g0; g < g1; ++g) {
+    typename Source::Group group[kPanels];
+    unroll<kPanels>([&](auto p) TWOSTEP_INLINE {
+      group[p] = source[p].at(g);
+      source[p].fetch_ahead(g, row / kCount);
     });
-    const typename D::Weights u1 = D::prepare(w1);
-    unroll<kCount>([&](auto r) TWOSTEP_INLINE { dot[r].add(u1, x.values<Value>(row + r) + offset + 4); });
-  } else {
-    const typename D::Weights u0 = D::prepare(w0), u1 = D::prepare(w1);
-    unroll<kCount>([&](auto r) TWOSTEP_INLINE {
-      if constexpr (kFirst) dot[r].start(u0, u1, x.values<Value>(row + r) + offset);
-      else dot[r].add(u0, u1, x.values<Value>(row + r) + offset);
+    unroll<Source::kHalves>([&](auto half) TWOSTEP_INLINE {
+      D dot[kCount][kPanels];
+      add_group<kCount, half, Source>(group, dot, values);
+      unroll<kPanels>([&](auto p) TWOSTEP_INLINE {
+        const F32 scale = group[p].scale(half);
+        unroll<kCount>([&](auto r) TWOSTEP_INLINE {
+          const I32 sum = subtract_zero<Source, D, half>(dot[r][p].sum(), sums.template row<int32_t, r>());
+          acc[r][p] = fma(to_float(sum), scale * set1(*scales.template row<float, r>()), acc[r][p]);
+        });
+      });
     });
+    if constexpr (Source::kHasMin)
+      unroll<kPanels>([&](auto p) TWOSTEP_INLINE {
+        const F32 min = group[p].min();
+        unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r][p] = fma(min, set1(*sums.template row<float, r>()), acc[r][p]); });
+      });
+    values.advance(kGroup * sizeof(Value));
+    scales.advance(sizeof(float));
+    sums.advance(kSubtracts ? 2 * sizeof(int32_t) : sizeof(float));
+  }
+  unroll<kPanels>([&](auto p) TWOSTEP_INLINE {
+    unroll<kCount>([&](auto r) TWOSTEP_INLINE { store(out[p] + size_t(row + r) * kPanel, acc[r][p]); });
+  });
+}
+
+// Calls f(integral constant `count`); 1 <= count <= kMost.
+template <int kMost, class F>
+inline void with_constant(int count, F&& f) {
+  if constexpr (kMost > 1)
+    if (count < kMost) return with_constant<kMost - 1>(count, f);
+  f(std::integral_constant<int, kMost>{});
+}
+
+// Calls f(row, count) over tiles of at most kLargest rows, as even as can be: a last tile of one row would run at half speed.
+template <int kLargest, class F>
+inline void in_even_tiles(int first, int rows, F&& f) {
+  const int tiles = (rows - first + kLargest - 1) / kLargest;
+  for (int t = 0, row = first; t < tiles; ++t) {
+    const int count = (rows - row + tiles - t - 1) / (tiles - t);
+    with_constant<kLargest>(count, [&](auto constant) { f(row, constant); });
+    row += count;
   }
 }
 
-// Accumulates groups g0..g1-1 of kCount rows into out[row][16]; starts from zero when g0 is 0.
-template <int kCount, bool kFine, class Source>
-TWOSTEP_INLINE inline void tile(const Source& source, int g0, int g1, const QuantRows& x, int row, float* out) {
-  using D = DotOf<Source::kMax, kFine>;
-  using Value = typename D::Value;
-  constexpr int kPairs = 4 / Source::kHalves;
-  F32 acc[kCount];
-  unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = g0 ? load(out + r * kPanel) : zero(); });
-  for (int g = g0; g < g1; ++g) {
-    const auto group = source.at(g);
-    source.fetch_ahead(g, row);
-    unroll<Source::kHalves>([&](auto half) TWOSTEP_INLINE {
-      D dot[kCount];
-      unroll<kPairs>([&](auto p) TWOSTEP_INLINE {
-        const auto [w0, w1] = group.template pair<half * kPairs + p>();
-        add_pair<kCount, p == 0>(dot, w0, w1, x, row, g * kGroup + (half * kPairs + p) * 8);
-      });
-      const F32 scale = group.scale(half);
-      unroll<kCount>([&](auto r) TWOSTEP_INLINE {
-        const I32 sum = subtract_zero<Source, D, half>(dot[r].sum(), x.half_sums<Value>(row + r) + 2 * g);
-        acc[r] = fma(to_float(sum), scale * set1(x.scales<Value>(row + r)[g]), acc[r]);
-      });
-    });
-    if constexpr (Source::kHasMin) {
-      const F32 min = group.min();
-      unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = fma(min, set1(x.scaled_sums<Value>(row + r)[g]), acc[r]); });
-    }
+template <bool kFine, int kLargest, class Source, int kPanels>
+inline void rows_of_panels(const Source (&source)[kPanels], int g0, int g1, const QuantRows& x, int rows, float* const* out) {
+  in_even_tiles<kLargest>(0, rows, [&](int row, auto count) { tile<count, kFine>(source, g0, g1, x, row, out); });
+}
+
+// Weights as they lie for few rows; else unpacked, as many groups at a time as fit the cache beside the rows.
+template <Format kFormat, bool kFine>
+void few_rows(const PanelJob& job, int inputs, const QuantRows& x, int rows) {
+  const Packed<kFormat> packed[1] = {Packed<kFormat>(job.panel)};
+  rows_of_panels<kFine, kRows>(packed, 0, inputs / kGroup, x, rows, &job.out);
+}
+
+template <Format kFormat, bool kFine, int kPanels>
+void many_rows(const PanelJob* jobs, int inputs, const QuantRows& x, int rows, uint8_t* scratch) {
+  const int groups = inputs / kGroup;
+  float* out[kPanels];
+  for (int p = 0; p < kPanels; ++p) out[p] = jobs[p].out;
+  for (int g0 = 0; g0 < groups; g0 += kScratchGroups) {
+    const int g1 = std::min(groups, g0 + kScratchGroups);
+    using Source = Unpacked<kFormat>;
+    Source source[kPanels];
+    for (int p = 0; p < kPanels; ++p)
+      source[p] = Source(Packed<kFormat>(jobs[p].panel), Packed<kFormat>(jobs[p].next), g0, g1, scratch + p * kScratchBytes);
+    rows_of_panels<kFine, kTileRows>(source, g0, g1, x, rows, out);
   }
-  unroll<kCount>([&](auto r) TWOSTEP_INLINE { store(out + r * kPanel, acc[r]); });
+}
+
+template <Format kFormat, bool kFine>
+void quantised_panels(const PanelJob* jobs, int count, int inputs, const QuantRows& x, int rows, uint8_t* scratch) {
+  if (rows <= kRows) {
+    for (int i = 0; i < count; ++i) few_rows<kFormat, kFine>(jobs[i], inputs, x, rows);
+  } else if (count == kTilePanels) {
+    many_rows<kFormat, kFine, kTilePanels>(jobs, inputs, x, rows, scratch);
+  } else {
+    for (int i = 0; i < count; ++i) many_rows<kFormat, kFine, 1>(jobs + i, inputs, x, rows, scratch);
+  }
+}
+
+template <bool kFine>
+inline void panels_of_format(Format format, const PanelJob* jobs, int count, int inputs, const QuantRows& x, int rows, uint8_t* scratch) {
+  switch (format) {
+    case Format::Q4_0: return quantised_panels<Format::Q4_0, kFine>(jobs, count, inputs, x, rows, scratch);
+    case Format::Q4_1: return quantised_panels<Format::Q4_1, kFine>(jobs, count, inputs, x, rows, scratch);
+    case Format::Q4_K: return quantised_panels<Format::Q4_K, kFine>(jobs, count, inputs, x, rows, scratch);
+    case Format::Q5_0: return quantised_panels<Format::Q5_0, kFine>(jobs, count, inputs, x, rows, scratch);
+    case Format::Q6_K: return quantised_panels<Format::Q6_K, kFine>(jobs, count, inputs, x, rows, scratch);
+    case Format::Q8_0: return quantised_panels<Format::Q8_0, kFine>(jobs, count, inputs, x, rows, scratch);
+    default: return;  // float formats: float_panel
+  }
+}
+
+inline void linear_panels(Format format, const PanelJob* jobs, int count, const QuantRows& x, int rows, uint8_t* scratch) {
+  if (x.fine) panels_of_format<true>(format, jobs, count, x.inputs, x, rows, scratch);
+  else panels_of_format<false>(format, jobs, count, x.inputs, x, rows, scratch);
 }
 
 // Calls f(row, count) over tiles of the compiled sizes: kLargest, then the halves of it down to 1.
@@ -232,62 +366,18 @@ inline void in_tiles(int rows, F&& f, int row = 0) {
   if constexpr (kLargest > 1) in_tiles<(kLargest + 1) / 2>(rows, f, row);
 }
 
-template <bool kFine, class Source>
-inline void rows_of_panel(const Source& source, int g0, int g1, const QuantRows& x, int rows, float* out) {
-  in_tiles<kRows>(rows, [&](int row, auto count) { tile<count, kFine>(source, g0, g1, x, row, out + size_t(row) * kPanel); });
-}
-
-template <Format kFormat, bool kFine>
-void quantised_panel(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
-  const Packed<kFormat> packed(matrix.panel(panel)), next(matrix.panel(panel + 1));  // past the last: fetched, not read
-  const int groups = matrix.inputs / kGroup;
-  if (rows <= kRows) return rows_of_panel<kFine>(packed, 0, groups, x, rows, out);
-  for (int g0 = 0; g0 < groups; g0 += kScratchGroups) {
-    const int g1 = std::min(groups, g0 + kScratchGroups);
-    if constexpr (Traits<kFormat>::kMax == 255) rows_of_panel<kFine>(packed, g0, g1, x, rows, out);  // bytes already
-    else rows_of_panel<kFine>(Unpacked<kFormat>(packed, next, g0, g1, scratch), g0, g1, x, rows, out);
-  }
-}
-
-template <bool kFine>
-inline void panel_of_format(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
-  switch (matrix.format) {
-    case Format::Q4_0: return quantised_panel<Format::Q4_0, kFine>(matrix, panel, x, rows, out, scratch);
-    case Format::Q4_1: return quantised_panel<Format::Q4_1, kFine>(matrix, panel, x, rows, out, scratch);
-    case Format::Q4_K: return quantised_panel<Format::Q4_K, kFine>(matrix, panel, x, rows, out, scratch);
-    case Format::Q5_0: return quantised_panel<Format::Q5_0, kFine>(matrix, panel, x, rows, out, scratch);
-    case Format::Q6_K: return quantised_panel<Format::Q6_K, kFine>(matrix, panel, x, rows, out, scratch);
-    case Format::Q8_0: return quantised_panel<Format::Q8_0, kFine>(matrix, panel, x, rows, out, scratch);
-    default: return;  // float formats: float_panel
-  }
-}
-
-inline void linear_panel(const Matrix& matrix, int panel, const QuantRows& x, int rows, float* out, uint8_t* scratch) {
-  if (x.fine) panel_of_format<true>(matrix, panel, x, rows, out, scratch);
-  else panel_of_format<false>(matrix, panel, x, rows, out, scratch);
-}
-
 // One panel's element types for float tiles: 16 consecutive elements as floats.
 struct FromF32 { static F32 at(const uint8_t* p, size_t i) { return load(reinterpret_cast<const float*>(p) + i); } };
 struct FromF16 { static F32 at(const uint8_t* p, size_t i) { return load_f16(reinterpret_cast<const uint16_t*>(p) + i); } };
 struct FromBf16 { static F32 at(const uint8_t* p, size_t i) { return load_bf16(reinterpret_cast<const uint16_t*>(p) + i); } };
 
-// acc[r] += sum over i ascending of x[r][i] · panel[i·stride .. +16]: the one float product, of linear layers and attention.
-// `ahead`, if not null, is fetched into the cache on the way, 32 bytes a step.
+// acc[r] += sum over i ascending of x[r][i] · panel[16 · i ..]
 template <class From, int kCount>
-TWOSTEP_INLINE inline void float_tile(const uint8_t* panel, size_t stride, int length, const float* x, size_t x_stride, F32* acc, const uint8_t* ahead = nullptr) {
-  const auto step = [&](int i) TWOSTEP_INLINE {
-    const F32 w = From::at(panel, i * stride);
+TWOSTEP_INLINE inline void float_tile(const uint8_t* panel, int length, const float* x, size_t x_stride, F32* acc) {
+  for (int i = 0; i < length; ++i) {
+    const F32 w = From::at(panel, size_t(i) * kPanel);
     unroll<kCount>([&](auto r) TWOSTEP_INLINE { acc[r] = fma(set1(x[r * x_stride + i]), w, acc[r]); });
-  };
-  int i = 0;
-  if (ahead)
-    for (; i + 2 <= length; i += 2) {
-      __builtin_prefetch(ahead + i * 32);  // a line of the cache is two steps
-      step(i);
-      step(i + 1);
-    }
-  for (; i < length; ++i) step(i);
+  }
 }
 
 template <class From>
@@ -295,7 +385,7 @@ inline void float_rows(const Matrix& matrix, int panel, const float* x, size_t x
   in_tiles<kFloatRows>(rows, [&](int row, auto count) {
     F32 acc[count];
     for (int r = 0; r < count; ++r) acc[r] = zero();
-    float_tile<From, count>(matrix.panel(panel), kPanel, matrix.inputs, x + row * x_stride, x_stride, acc);
+    float_tile<From, count>(matrix.panel(panel), matrix.inputs, x + row * x_stride, x_stride, acc);
     for (int r = 0; r < count; ++r) store(out + size_t(row + r) * kPanel, acc[r]);
   });
 }

@@ -63,12 +63,14 @@ double read_bandwidth(size_t bytes, int threads, int passes) {
   std::vector<double> rates;
   for (int pass = 0; pass <= passes; ++pass) {
     const auto start = std::chrono::steady_clock::now();
-    team.run([&](int member) {
-      const uint64_t* from = data + words * member;
-      uint64_t sum[16] = {};
-      for (size_t i = 0; i < words; i += 16)
-        for (int j = 0; j < 16; ++j) sum[j] += from[i + j];
-      for (uint64_t s : sum) sums[member * 8] += s;
+    team.run([&](int) {
+      team.share(threads, [&](int part) {
+        const uint64_t* from = data + words * part;
+        uint64_t sum[16] = {};
+        for (size_t i = 0; i < words; i += 16)
+          for (int j = 0; j < 16; ++j) sum[j] += from[i + j];
+        for (uint64_t s : sum) sums[part * 8] += s;
+      });
     });
     rates.push_back(words * threads * 8 / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
@@ -126,6 +128,7 @@ void bind_program(nb::module_& module) {
       .def("seconds", &seconds)
       .def_prop_ro("isa", [](const Program& self) { return std::string(self.isa()); })
       .def_prop_ro("threads", &Program::threads)
+      .def_prop_ro("slept_ns", [](const Program& self) { return self.team()->slept_ns(); })
       .def_prop_ro("weight_bytes", &Program::weight_bytes)
       .def_prop_ro("kv_bytes", &Program::kv_bytes)
       .def_prop_ro("buffer_bytes", &Program::buffer_bytes);

@@ -10,6 +10,18 @@ inline void keep(T& value) {
   asm volatile("" : "+m"(value) : : "memory");
 }
 
+template <bool kFirst, class D>
+TWOSTEP_INLINE inline void peak_pair(D& dot, const typename D::Weights& w0, const typename D::Weights& w1, const int8_t* x) {
+  if constexpr (!D::kStepwise) {
+    if constexpr (kFirst) dot.start(w0, w1, x);
+    else dot.add(w0, w1, x);
+  } else {
+    if constexpr (kFirst) dot.start(w0, D::broadcast(x));
+    else dot.add(w0, D::broadcast(x));
+    dot.add(w1, D::broadcast(x + 4));
+  }
+}
+
 // The dot products of groups of 4-bit weights as a prefill tile runs them, with the weights in registers and the rows in
 // the first-level cache: no unpacking, no scales.
 inline double peak_int8() {
@@ -22,9 +34,8 @@ inline double peak_int8() {
   const D::Weights w0 = D::prepare(load_bytes(weights)), w1 = D::prepare(load_bytes(weights + 64));
   for (int g = 0; g < kGroups; ++g) {
     D dot[kRows];
-    unroll<kRows>([&](auto r) TWOSTEP_INLINE { dot[r].start(w0, w1, x[r]); });
-    unroll<3>([&](auto p) TWOSTEP_INLINE {
-      unroll<kRows>([&](auto r) TWOSTEP_INLINE { dot[r].add(w0, w1, x[r] + p * 8 + 8); });
+    unroll<4>([&](auto p) TWOSTEP_INLINE {
+      unroll<kRows>([&](auto r) TWOSTEP_INLINE { peak_pair<p == 0>(dot[r], w0, w1, x[r] + p * 8); });
     });
     unroll<kRows>([&](auto r) TWOSTEP_INLINE { dot[r].pin(); });
     keep(x);

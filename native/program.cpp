@@ -9,7 +9,8 @@
 namespace twostep {
 namespace {
 
-constexpr int kRowBlock = 128;       // rows that share one unpacking of a panel
+constexpr int kRowBlock = 256;       // rows that share one unpacking of a panel
+constexpr int kOwnedRows = 64;        // so many rows for each member: each has its own
 constexpr int kPrivateValues = 4096; // fewer values than this: each member prepares its own rows, which saves a barrier
 constexpr int kTasksPerMember = 2;   // more would break the streams of weights, fewer wait longer for one held up
 
@@ -37,7 +38,7 @@ Program::Program(const Dims& dims, const std::string& isa, int threads, int kv_b
   blocks_ = BlockCheck(kv_blocks);  // only now: a cache too large for the machine is refused above
   for (Member& member : members_) {
     member.panels.resize(size_t(2) * kRowBlock * kPanel);
-    member.unpacked.resize(kScratchBytes);
+    member.unpacked.resize(kMostPanels * kScratchBytes);
     member.records.resize(4 * kPrivateValues);  // records are at most 1.5 and 2.5 bytes a value, rounded up
     member.fine_records.resize(5 * kPrivateValues);
     member.attend.resize(attend_scratch_floats(dims.head_dim));
@@ -103,11 +104,10 @@ void Program::grow(int rows) {
   if (rows <= capacity_) return;
   capacity_ = 0;  // until all is there: an allocation that fails must not count
   const size_t n = rows;
-  const int widest = std::max({dims_.width, dims_.query_width(), dims_.ffn_width});
   buffer_bytes_ = renew(residual_, n * dims_.width) + renew(qkv_, n * dims_.qkv_width()) + renew(heads_, n * dims_.query_width()) +
                   renew(ffn_, n * dims_.ffn_width) + renew(normed_, n * dims_.width) + renew(angles_, n * dims_.head_dim) +
-                  renew(records_, n * QuantRows::record_bytes(widest, false)) +
-                  renew(fine_records_, n * QuantRows::record_bytes(widest, true)) + renew(row_slice_, n) + renew(row_position_, n);
+                  renew(records_, n * QuantRows::record_bytes(widest(), false)) +
+                  renew(fine_records_, n * QuantRows::record_bytes(widest(), true)) + renew(row_slice_, n) + renew(row_position_, n);
   capacity_ = rows;
 }
 
@@ -138,8 +138,8 @@ void Program::run(const Batch& batch, float* out, int member) {
 bool Program::execute(const Instruction& instruction, const Batch& batch, float* out, int member) {
   switch (instruction.kind) {
     case Kind::Embed: run_embed(batch, member); break;
-    case Kind::NormLinear: return run_norm_linear(instruction, batch, member);
-    case Kind::Attention: run_attention(instruction, batch, member); break;
+    case Kind::NormLinear: run_norm_linear(instruction, batch, member); break;
+    case Kind::Attention: return run_attention(instruction, batch, member);
     case Kind::LinearAdd: run_linear_add(instruction, batch, member); break;
     case Kind::NormGatedSilu: run_gated_silu(instruction, batch, member); break;
     case Kind::Logits: run_logits(instruction, batch, out, member); break;
@@ -198,31 +198,68 @@ void Program::run_embed(const Batch& batch, int member) {
 
 // ------------------------------------------------------------------------------------------------------------ linear
 
-// Norms and quantises the rows that an instruction's matrices are about to meet. `chosen_rows` null: all rows in order.
-Program::Input Program::prepare(const Instruction& instruction, int rows, const int32_t* chosen_rows, int member) {
+bool Program::owned(const Batch& batch) const { return batch.rows >= kOwnedRows * team_.active(); }
+
+int Program::first_owned(const Batch& batch, int member) const {
+  return static_cast<int>(int64_t(batch.rows) * member / team_.active());
+}
+
+// What an instruction wrote may be read, by any member if rows have no owner.
+void Program::end_rows(const Batch& batch) {
+  if (!owned(batch)) team_.barrier();
+}
+
+int Program::widest() const { return std::max({dims_.width, dims_.query_width(), dims_.ffn_width}); }
+
+// `own`: in the member's own memory. Else records of rows from `first` on begin where they would if all were of the widest
+// instruction: owners of rows may be at different instructions, and must not write to records that others still read.
+Program::Input Program::input_of(const Instruction& instruction, bool own, int first, Member& mine) {
+  const int inputs = matrices_[instruction.pieces[0].matrix].inputs;
+  const bool norm = !instruction.norm.empty();
+  const auto stride = [&](bool fine) { return QuantRows::record_bytes(inputs, fine); };
+  const auto skip = [&](bool fine) { return first * (QuantRows::record_bytes(widest(), fine) - stride(fine)); };
+  return {{own ? mine.records.data() : records_.data() + skip(false), stride(false), inputs, false},
+          {own ? mine.fine_records.data() : fine_records_.data() + skip(true), stride(true), inputs, true},
+          norm ? normed_.data() : buffer(instruction.from), norm ? size_t(inputs) : size_t(buffer_width(instruction.from))};
+}
+
+// Norms and quantises one row of an instruction's input.
+void Program::prepare_row(const Instruction& instruction, const Input& in, bool own, int row, int source_row, Member& mine) {
+  const float* x = buffer(instruction.from) + size_t(buffer_width(instruction.from)) * source_row;
+  const int inputs = in.coarse.inputs;
+  if (!instruction.norm.empty()) {
+    float* normed = own ? mine.panels.data() : &normed_[size_t(row) * inputs];  // panels: free until the first panel
+    kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
+    x = normed;
+  }
+  if (layout_of(matrices_[instruction.pieces[0].matrix].format).quantised()) quantise_row(instruction, x, in, row);
+}
+
+// All rows of the step, or those that the member owns.
+Program::Input Program::prepare(const Instruction& instruction, const Batch& batch, int member) {
+  Member& mine = members_[member];
+  if (owned(batch)) {
+    const int first = first_owned(batch, member);
+    const Input in = input_of(instruction, false, first, mine);
+    for (int r = first; r < first_owned(batch, member + 1); ++r) prepare_row(instruction, in, false, r, r, mine);
+    lap(Part::Rest, member);
+    return in;
+  }
+  return prepare_shared(instruction, batch.rows, nullptr, member);
+}
+
+// Rows that have no owner, or were chosen from all. `chosen_rows` null: all rows in order.
+Program::Input Program::prepare_shared(const Instruction& instruction, int rows, const int32_t* chosen_rows, int member) {
+  Member& mine = members_[member];
   const Matrix& matrix = matrices_[instruction.pieces[0].matrix];
   const bool floats = !layout_of(matrix.format).quantised(), norm = !instruction.norm.empty();
-  const int inputs = matrix.inputs;
-  const float* source = buffer(instruction.from);
-  const size_t stride = buffer_width(instruction.from);
-  const bool own = !floats && size_t(rows) * inputs <= kPrivateValues;
-  Member& mine = members_[member];
-  const Input in{{own ? mine.records.data() : records_.data(), QuantRows::record_bytes(inputs, false), inputs, false},
-                 {own ? mine.fine_records.data() : fine_records_.data(), QuantRows::record_bytes(inputs, true), inputs, true},
-                 norm ? normed_.data() : source, norm ? size_t(inputs) : stride};
-  const auto prepare_row = [&](int r) {
-    const float* x = source + stride * (chosen_rows ? chosen_rows[r] : r);
-    if (norm) {
-      float* normed = own ? mine.panels.data() : &normed_[size_t(r) * inputs];  // panels: free until the first panel
-      kernels_.rms_norm(x, instruction.norm.data(), instruction.eps, inputs, normed);
-      x = normed;
-    }
-    if (!floats) quantise_row(instruction, x, in, r);
-  };
+  const bool own = !floats && size_t(rows) * matrix.inputs <= kPrivateValues;
+  const Input in = input_of(instruction, own, 0, mine);
+  const auto one = [&](int r) { prepare_row(instruction, in, own, r, chosen_rows ? chosen_rows[r] : r, mine); };
   if (own) {
-    for (int r = 0; r < rows; ++r) prepare_row(r);
+    for (int r = 0; r < rows; ++r) one(r);
   } else if (!floats || norm) {
-    team_.share(rows, prepare_row);
+    team_.share(rows, one);
     team_.barrier();
   }
   lap(Part::Rest, member);
@@ -237,96 +274,143 @@ void Program::quantise_row(const Instruction& instruction, const float* x, const
   kernels_.quantise(x, in.coarse.inputs, coarse ? record : nullptr, fine ? fine_record : nullptr);
 }
 
-void Program::panel(const Piece& piece, int panel, const Input& in, int row, int rows, float* out, uint8_t* scratch) const {
-  const Matrix& matrix = matrices_[piece.matrix];
-  if (layout_of(matrix.format).quantised()) {
-    QuantRows x = piece.fine ? in.fine : in.coarse;
-    x.base += x.stride * row;
-    kernels_.linear_panel(matrix, panel, x, rows, out, scratch);
-  } else {
-    kernels_.float_panel(matrix, panel, in.floats + in.float_stride * row, in.float_stride, rows, out);
+// One panel, or two of one format and precision, with rows `row`.. of the prepared ones.
+void Program::panels(const PanelOf* which, int count, const Input& in, int row, int rows, Member& mine) const {
+  const Piece& piece = *which[0].piece;
+  const Format format = matrices_[piece.matrix].format;
+  if (!layout_of(format).quantised()) {
+    for (int i = 0; i < count; ++i)
+      kernels_.float_panel(matrices_[which[i].piece->matrix], which[i].panel, in.floats + in.float_stride * row, in.float_stride, rows, which[i].out);
+    return;
+  }
+  PanelJob jobs[kMostPanels];
+  for (int i = 0; i < count; ++i) {
+    const Matrix& matrix = matrices_[which[i].piece->matrix];
+    jobs[i] = {matrix.panel(which[i].panel), matrix.panel(which[i].next), which[i].out};
+  }
+  QuantRows x = piece.fine ? in.fine : in.coarse;
+  x.base += x.stride * row;
+  kernels_.linear_panels(format, jobs, count, x, rows, mine.unpacked.data());
+}
+
+// `count` panels of a piece from `panel` on, into the member's two buffers.
+void Program::consecutive_panels(const Piece& piece, int panel, int count, const Input& in, int row, int rows, Member& mine) const {
+  PanelOf which[kMostPanels];
+  for (int i = 0; i < count; ++i) which[i] = {&piece, panel + i, panel + count + i, mine.panel(i)};
+  panels(which, count, in, row, rows, mine);
+}
+
+int Program::panels_of(const std::vector<Piece>& pieces, size_t count) const {
+  int panels = 0;
+  for (size_t i = 0; i < count; ++i) panels += matrices_[pieces[i].matrix].panels();
+  return panels;
+}
+
+// Panels begin..end-1 of the pieces, counted through, one or two at a time: store(piece, panel, panels, first row, rows)
+// computes and stores.
+template <class Store>
+void Program::multiply_some(const std::vector<Piece>& pieces, int begin, int end, int row, int rows, Store&& store) {
+  int first = 0;
+  for (size_t i = 0; begin < end; ++i) {
+    const int next = first + matrices_[pieces[i].matrix].panels();
+    for (int taken; begin < std::min(end, next); begin += taken) {
+      taken = std::min(kMostPanels, std::min(end, next) - begin);
+      store(pieces[i], begin - first, taken, row, rows);
+    }
+    first = next;
   }
 }
 
-// Shares out the panels of the first `count` pieces for all rows: store(piece, panel, first row, rows) computes and stores.
+// Shares out the panels of the first `count` pieces for all rows.
 template <class Store>
-void Program::multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store) {
-  int panels = 0;
-  for (size_t i = 0; i < count; ++i) panels += matrices_[pieces[i].matrix].panels();
-  const int row_blocks = ceil_div(rows, kRowBlock);
-  const int chunk = std::max(1, panels * row_blocks / (kTasksPerMember * team_.size()));
-  const int chunks = ceil_div(panels, chunk);
+void Program::multiply_shared(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store) {
+  const int panels = panels_of(pieces, count), row_blocks = ceil_div(rows, kRowBlock);
+  const int share = std::max(1, panels * row_blocks / (kTasksPerMember * team_.size()));
+  const int chunk = share > kMostPanels ? share / kMostPanels * kMostPanels : share, chunks = ceil_div(panels, chunk);
   team_.share(chunks * row_blocks, [&](int task) {
-    const int row = task / chunks * kRowBlock, block = std::min(kRowBlock, rows - row);
-    int p = task % chunks * chunk, first = 0;
-    const int end = std::min(panels, p + chunk);
-    for (size_t i = 0; i < count; ++i) {
-      const int next = first + matrices_[pieces[i].matrix].panels();
-      for (; p < std::min(end, next); ++p) store(pieces[i], p - first, row, block);
-      first = next;
-    }
+    const int row = task / chunks * kRowBlock, begin = task % chunks * chunk;
+    multiply_some(pieces, begin, std::min(panels, begin + chunk), row, std::min(kRowBlock, rows - row), store);
   });
+}
+
+// The first `count` pieces with all rows of the step, or with those that the member owns.
+template <class Store>
+void Program::multiply(const std::vector<Piece>& pieces, size_t count, const Batch& batch, int member, Store&& store) {
+  if (!owned(batch)) return multiply_shared(pieces, count, batch.rows, store);
+  const int panels = panels_of(pieces, count), end = first_owned(batch, member + 1);
+  for (int row = first_owned(batch, member); row < end; row += kRowBlock)
+    multiply_some(pieces, 0, panels, row, std::min(kRowBlock, end - row), store);
 }
 
 // Pieces of one instruction may differ in format, but all are quantised or none: the caller sees to it.
-bool Program::run_norm_linear(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, batch.rows, nullptr, member);
+void Program::run_norm_linear(const Instruction& instruction, const Batch& batch, int member) {
+  const Input in = prepare(instruction, batch, member);
   const size_t stride = dims_.qkv_width();
   Member& mine = members_[member];
-  multiply(instruction.pieces, instruction.pieces.size(), batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
-    kernels_.put(mine.panels.data(), rows, count, bias, qkv_.data() + row * stride + piece.offset + column, stride);
+  multiply(instruction.pieces, instruction.pieces.size(), batch, member, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      const float* bias = piece.bias.empty() ? nullptr : piece.bias.data() + column;
+      kernels_.put(mine.panel(i), rows, width, bias, qkv_.data() + row * stride + piece.offset + column, stride);
+    }
   });
-  const bool go_on = pass(member);
+  end_rows(batch);
   lap(Part::Linear, member);
-  return go_on;
 }
 
 void Program::run_linear_add(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, batch.rows, nullptr, member);
+  const Input in = prepare(instruction, batch, member);
   const size_t stride = dims_.width;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    float* tile = mine.panels.data();
-    panel(piece, p, in, row, rows, tile, mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    if (!piece.bias.empty()) kernels_.put(tile, rows, count, piece.bias.data() + column, tile, kPanel);
-    kernels_.add(tile, rows, count, residual_.data() + row * stride + column, stride);
+  multiply(instruction.pieces, 1, batch, member, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      float* tile = mine.panel(i);
+      if (!piece.bias.empty()) kernels_.put(tile, rows, width, piece.bias.data() + column, tile, kPanel);
+      kernels_.add(tile, rows, width, residual_.data() + row * stride + column, stride);
+    }
   });
-  team_.barrier();
+  end_rows(batch);
   lap(Part::Linear, member);
 }
 
+// Panel p of both, into the member's two buffers; together where one tile can hold both.
+void Program::gate_and_up(const Piece& gate, const Piece& up, int p, const Input& in, int row, int rows, Member& mine) const {
+  const PanelOf which[] = {{&gate, p, p + 1, mine.panel(0)}, {&up, p, p + 1, mine.panel(1)}};
+  const bool alike = matrices_[gate.matrix].format == matrices_[up.matrix].format && gate.fine == up.fine;
+  if (alike) return panels(which, 2, in, row, rows, mine);
+  for (const PanelOf& one : which) panels(&one, 1, in, row, rows, mine);
+}
+
 void Program::run_gated_silu(const Instruction& instruction, const Batch& batch, int member) {
-  const Input in = prepare(instruction, batch.rows, nullptr, member);
+  const Input in = prepare(instruction, batch, member);
   const size_t stride = dims_.ffn_width;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.rows, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& gate = matrices_[piece.matrix];
-    float *gates = mine.panels.data(), *ups = gates + size_t(kRowBlock) * kPanel;
-    panel(piece, p, in, row, rows, gates, mine.unpacked.data());
-    panel(instruction.pieces[1], p, in, row, rows, ups, mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, gate.outputs - column);
-    kernels_.gated_silu(gates, ups, rows, count, ffn_.data() + row * stride + column, stride);
+  multiply(instruction.pieces, 1, batch, member, [&](const Piece& gate, int p, int count, int row, int rows) {
+    for (int i = p; i < p + count; ++i) {
+      gate_and_up(gate, instruction.pieces[1], i, in, row, rows, mine);
+      const int column = i * kPanel, width = std::min(kPanel, matrices_[gate.matrix].outputs - column);
+      kernels_.gated_silu(mine.panel(0), mine.panel(1), rows, width, ffn_.data() + row * stride + column, stride);
+    }
   });
-  team_.barrier();
+  end_rows(batch);
   lap(Part::Linear, member);
 }
 
 void Program::run_logits(const Instruction& instruction, const Batch& batch, float* out, int member) {
   if (batch.logit_count == 0) return;
-  const Input in = prepare(instruction, batch.logit_count, batch.logit_rows, member);
+  if (owned(batch)) team_.barrier();  // its rows are anybody's
+  const Input in = prepare_shared(instruction, batch.logit_count, batch.logit_rows, member);
   const size_t stride = dims_.vocab;
   Member& mine = members_[member];
-  multiply(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int row, int rows) {
-    const Matrix& matrix = matrices_[piece.matrix];
-    panel(piece, p, in, row, rows, mine.panels.data(), mine.unpacked.data());
-    const int column = p * kPanel, count = std::min(kPanel, matrix.outputs - column);
-    kernels_.put(mine.panels.data(), rows, count, nullptr, out + row * stride + column, stride);
+  multiply_shared(instruction.pieces, 1, batch.logit_count, [&](const Piece& piece, int p, int count, int row, int rows) {
+    consecutive_panels(piece, p, count, in, row, rows, mine);
+    for (int i = 0; i < count; ++i) {
+      const int column = (p + i) * kPanel, width = std::min(kPanel, matrices_[piece.matrix].outputs - column);
+      kernels_.put(mine.panel(i), rows, width, nullptr, out + row * stride + column, stride);
+    }
   });
   team_.barrier();
   lap(Part::Head, member);
@@ -431,14 +515,20 @@ void Program::join(const QueryTask& first) {
   finish_heads(first, into);
 }
 
-void Program::run_attention(const Instruction& instruction, const Batch& batch, int member) {
+void Program::rotate_and_store_all(const Batch& batch, int layer, int member) {
+  const auto some = [&](int row, int end) {
+    for (; row < end; ++row) rotate_and_store(batch, layer, row);
+  };
+  if (owned(batch)) return some(first_owned(batch, member), first_owned(batch, member + 1));
   const int chunk = std::max(1, batch.rows / (kTasksPerMember * team_.size()));
-  team_.share(ceil_div(batch.rows, chunk), [&](int task) {
-    for (int row = task * chunk; row < std::min(batch.rows, (task + 1) * chunk); ++row)
-      rotate_and_store(batch, instruction.layer, row);
-  });
-  team_.barrier();
+  team_.share(ceil_div(batch.rows, chunk), [&](int task) { some(task * chunk, std::min(batch.rows, (task + 1) * chunk)); });
+}
+
+bool Program::run_attention(const Instruction& instruction, const Batch& batch, int member) {
+  rotate_and_store_all(batch, instruction.layer, member);
+  const bool go_on = pass(member);
   lap(Part::Rest, member);
+  if (!go_on) return false;
   team_.share(static_cast<int>(tasks_.size()), [&](int task) { attend(tasks_[task], batch, instruction.layer, member); });
   team_.barrier();
   if (joins_) {
@@ -448,6 +538,7 @@ void Program::run_attention(const Instruction& instruction, const Batch& batch, 
     team_.barrier();
   }
   lap(Part::Attention, member);
+  return true;
 }
 
 }  // namespace twostep

@@ -92,28 +92,48 @@ class Program {
   struct Member {
     std::vector<float> panels, attend, states;
     std::vector<uint8_t> unpacked, records, fine_records;
+    float* panel(int i) { return panels.data() + i * (panels.size() / kMostPanels); }
   };
+  struct PanelOf { const Piece* piece; int panel, next; float* out; };  // `next`: the panel to be fetched meanwhile
 
   void grow(int rows);
+  int widest() const;
   void plan_attention(const Batch& batch);
   void add_query_tasks(const Batch& batch, int slice, int first_row, bool by_head, bool by_split);
   void run(const Batch& batch, float* out, int member);
   bool execute(const Instruction&, const Batch&, float* out, int member);  // false: the step was cancelled
 
   void run_embed(const Batch&, int member);
-  bool run_norm_linear(const Instruction&, const Batch&, int member);
-  void run_attention(const Instruction&, const Batch&, int member);
+  void run_norm_linear(const Instruction&, const Batch&, int member);
+  bool run_attention(const Instruction&, const Batch&, int member);
   void run_linear_add(const Instruction&, const Batch&, int member);
   void run_gated_silu(const Instruction&, const Batch&, int member);
   void run_logits(const Instruction&, const Batch&, float* out, int member);
 
-  Input prepare(const Instruction&, int rows, const int32_t* chosen_rows, int member);
+  // Of a step of many rows each member has a part of its own, which it prepares and multiplies: what one core has written
+  // another would fetch from it line by line. Members then meet at attention and before the head only.
+  bool owned(const Batch&) const;
+  int first_owned(const Batch&, int member) const;
+  void end_rows(const Batch&);
+
+  Input prepare(const Instruction&, const Batch&, int member);
+  Input prepare_shared(const Instruction&, int rows, const int32_t* chosen_rows, int member);
+  Input input_of(const Instruction&, bool own, int first, Member& mine);
+  void prepare_row(const Instruction&, const Input&, bool own, int row, int source_row, Member& mine);
   template <class Store>
-  void multiply(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
+  void multiply_some(const std::vector<Piece>&, int begin, int end, int row, int rows, Store&& store);
+  template <class Store>
+  void multiply_shared(const std::vector<Piece>& pieces, size_t count, int rows, Store&& store);
+  template <class Store>
+  void multiply(const std::vector<Piece>& pieces, size_t count, const Batch&, int member, Store&& store);
+  int panels_of(const std::vector<Piece>& pieces, size_t count) const;
   void quantise_row(const Instruction&, const float* x, const Input&, int row) const;
-  void panel(const Piece&, int panel, const Input&, int row, int rows, float* out, uint8_t* scratch) const;
+  void panels(const PanelOf*, int count, const Input&, int row, int rows, Member& mine) const;
+  void consecutive_panels(const Piece&, int panel, int count, const Input&, int row, int rows, Member& mine) const;
+  void gate_and_up(const Piece& gate, const Piece& up, int panel, const Input&, int row, int rows, Member& mine) const;
 
   void rotate_and_store(const Batch&, int layer, int row);
+  void rotate_and_store_all(const Batch&, int layer, int member);
   void attend(const QueryTask&, const Batch&, int layer, int member);
   void join(const QueryTask&);
   void finish_heads(const QueryTask&, const float* states);

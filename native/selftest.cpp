@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 
+#include "attendance.h"
 #include "pack.h"
 
 namespace twostep {
@@ -141,7 +142,7 @@ void check_quantised(const Kernels& k, Format format, bool fine, int inputs, int
   Random random(inputs * 131 + rows);
   const TestMatrix test = make_matrix(format, kPanel + 5, inputs, random);
   const size_t record = QuantRows::record_bytes(inputs, fine);
-  Bytes64 records(record * rows), scratch(kScratchBytes);
+  Bytes64 records(record * rows), scratch(kMostPanels * kScratchBytes);
   const QuantRows x{records.data.get(), record, inputs, fine};
   std::vector<double> rounded;
   for (int r = 0; r < rows; ++r) {
@@ -150,13 +151,20 @@ void check_quantised(const Kernels& k, Format format, bool fine, int inputs, int
     const std::vector<double> row = fine ? values_of<int16_t>(x, r) : values_of<int8_t>(x, r);
     rounded.insert(rounded.end(), row.begin(), row.end());
   }
-  std::vector<float> all(rows * kPanel), one(kPanel);
-  for (int p = 0; p < test.matrix.panels(); ++p) {
-    k.linear_panel(test.matrix, p, x, rows, all.data(), scratch.data.get());
-    compare_panel(test, p, rounded, rows, all.data(), error);
+  std::vector<float> all(2 * rows * kPanel), again(rows * kPanel), one(kPanel);
+  const Matrix& m = test.matrix;
+  const PanelJob both[] = {{m.panel(0), m.panel(1), all.data()}, {m.panel(1), m.panel(0), all.data() + rows * kPanel}};
+  k.linear_panels(format, both, 2, x, rows, scratch.data.get());
+  for (int p = 0; p < m.panels(); ++p) {
+    const float* found = both[p].out;
+    compare_panel(test, p, rounded, rows, found, error);
+    const PanelJob alone{m.panel(p), m.panel(p), again.data()};
+    k.linear_panels(format, &alone, 1, x, rows, scratch.data.get());
+    company.count_difference(again.data(), found, again.size());
     for (int r = 0; r < rows; ++r) {
-      k.linear_panel(test.matrix, p, {x.base + record * r, record, inputs, fine}, 1, one.data(), scratch.data.get());
-      company.count_difference(one.data(), &all[r * kPanel], kPanel);
+      const PanelJob job{m.panel(p), m.panel(p), one.data()};
+      k.linear_panels(format, &job, 1, {x.base + record * r, record, inputs, fine}, 1, scratch.data.get());
+      company.count_difference(one.data(), &found[r * kPanel], kPanel);
     }
   }
 }
@@ -181,10 +189,10 @@ void check_linear(const Kernels& k, std::vector<Check>& out) {
     Worst error, company;
     const int unit = layout_of(format).block_elements;
     for (int inputs : {unit, 3 * unit, (kScratchGroups * kGroup / unit + 1) * unit})
-      for (int rows : {1, 2, 3, 5, 13, 29})
+      for (int rows : {1, 2, 3, 5, 13, 14, 15, 16, 29})
         for (bool fine : {false, true}) check_quantised(k, format, fine, inputs, rows, error, company);
     out.push_back({std::string("linear ") + name_of(format), error.value(), 2e-6});
-    out.push_back({std::string("linear ") + name_of(format) + ", rows alone and together", company.value(), 0});
+    out.push_back({std::string("linear ") + name_of(format) + ", rows and panels alone and together", company.value(), 0});
   }
   for (Format format : {Format::F32, Format::F16, Format::BF16}) {
     Worst error, company;
@@ -227,6 +235,35 @@ void check_quantise(const Kernels& k, std::vector<Check>& out) {
   out.push_back({"quantise, distance beyond half a step", coarse.value(), 1e-5});
   out.push_back({"quantise to 16 bits, the same", fine.value(), 1e-5});
   out.push_back({"quantise, sums", sums.value(), 0});
+}
+
+// What dividing says, which the kernels do only where they must: values at and beside halves of a step, and steps so small
+// that a 254th of them is no normal number.
+void check_quotients(const Kernels& k, std::vector<Check>& out) {
+  Worst coarse, fine;
+  Random random(11);
+  for (float size : {1.0f, 3.7f, 1e20f, 1e-35f, 2e-36f, 1e-39f}) {
+    constexpr int kInputs = 19 * kGroup;
+    std::vector<float> x = random.floats(kInputs, size);
+    for (int i = 0; i < kInputs; ++i) {
+      const float unit = size / 127, half = (random.below(254) - 127 + 0.5f) * unit;
+      if (i % kGroup == 0) x[i] = size;
+      else if (i % 3 == 0) x[i] = i % 2 ? half : std::nextafter(half, 0.0f);
+    }
+    Bytes64 record(QuantRows::record_bytes(kInputs, false)), fine_record(QuantRows::record_bytes(kInputs, true));
+    k.quantise(x.data(), kInputs, record.data.get(), fine_record.data.get());
+    const QuantRows rows{record.data.get(), 0, kInputs, false}, fine_rows{fine_record.data.get(), 0, kInputs, true};
+    static const int order[4] = {0, 2, 1, 3};
+    for (int i = 0; i < kInputs; ++i) {
+      const float scale = rows.scales<int8_t>(0)[i / kGroup], step = scale / 254.0f;
+      const float q = scale > 0 ? std::nearbyint(x[i] / scale) : 0, left = x[i] - q * scale;
+      coarse.see(std::fabs(rows.values<int8_t>(0)[i] - q));
+      const int found = fine_rows.values<int16_t>(0)[i / 4 * 4 + order[i % 4]];
+      fine.see(std::fabs(found - (scale > 0 ? std::nearbyint(std::fma(q, 254.0f, left / step)) : 0)));
+    }
+  }
+  out.push_back({"quantise, the same as by division", coarse.value(), 0});
+  out.push_back({"quantise to 16 bits, the same as by division", fine.value(), 0});
 }
 
 void check_rows(const Kernels& k, std::vector<Check>& out) {
@@ -376,14 +413,40 @@ void check_attention(const Kernels& k, std::vector<Check>& out) {
   out.push_back({"write to the cache", cache_error.value(), 1e-9});
 }
 
+// Runs of 10 ms: three threads to which others leave `cores` of their cores; how many take part on average of the last `count`.
+double attendance(Attendance& team, double cores, int runs, int count) {
+  double sum = 0;
+  for (int i = 0; i < runs; ++i) {
+    if (i >= runs - count) sum += team.active();
+    team.ran(10'000'000, static_cast<int64_t>(10e6 * std::min<double>(team.active(), cores)));
+  }
+  return sum / count;
+}
+
+// Threads stay away from cores that others use, but for a try now and then, and come back to free ones.
+void check_attendance(std::vector<Check>& out) {
+  Worst wrong;
+  Attendance team(3);
+  wrong.see(attendance(team, 2.9, 100, 100) != 3);                        // little is lacking
+  wrong.see(std::fabs(attendance(team, 1.5, 3000, 1000) - 1) > 0.03);     // two would lack half a core
+  wrong.see(attendance(team, 3, 2000, 100) != 3);                         // free again: within 20 s
+  wrong.see(std::fabs(attendance(team, 2, 3000, 1000) - 2) > 0.03);
+  wrong.see(attendance(team, 0.3, 1000, 100) > 1.1);
+  Attendance lone(1);
+  wrong.see(attendance(lone, 0.2, 100, 100) != 1);
+  out.push_back({"threads that take part", wrong.value(), 0});
+}
+
 }  // namespace
 
 std::vector<Check> selftest(const Kernels& kernels) {
   std::vector<Check> out;
   check_linear(kernels, out);
   check_quantise(kernels, out);
+  check_quotients(kernels, out);
   check_rows(kernels, out);
   check_attention(kernels, out);
+  check_attendance(out);
   return out;
 }
 

@@ -7,8 +7,10 @@
 
 namespace twostep::TWOSTEP_ISA {
 
-constexpr int kRows = 4;       // rows of one quantised tile: 8 accumulators, 2 weights, 1 broadcast of 16 registers
+constexpr int kRows = 4;  // rows of one quantised tile: 8 accumulators, 2 weights, 1 broadcast of 16 registers
+constexpr int kTileRows = kRows, kTilePanels = 1;  // of unpacked weights: no room for a second panel
 constexpr int kFloatRows = 6;  // rows of one float tile: 12 accumulators, 2 operands, 1 broadcast
+constexpr int kQueryRows = 6, kChains = 4;  // rows of a tile of attention; accumulators, beside which its vectors must fit too
 
 struct F32 { __m256 a, b; };
 struct I32 { __m256i a, b; };
@@ -38,6 +40,9 @@ inline F32 keep_if_at_least(F32 x, F32 test, F32 bound) {
   return {_mm256_and_ps(x.a, _mm256_cmp_ps(test.a, bound.a, _CMP_GE_OQ)),
           _mm256_and_ps(x.b, _mm256_cmp_ps(test.b, bound.b, _CMP_GE_OQ))};
 }
+inline bool any_at_least(F32 x, F32 bound) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, bound.a, _CMP_GE_OQ), _mm256_cmp_ps(x.b, bound.b, _CMP_GE_OQ))) != 0;
+}
 inline I32 round_to_int(F32 x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline F32 to_float(I32 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline I32 operator+(I32 x, I32 y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
@@ -45,11 +50,15 @@ inline I32 subtract(I32 x, int32_t y) {
   const __m256i v = _mm256_set1_epi32(y);
   return {_mm256_sub_epi32(x.a, v), _mm256_sub_epi32(x.b, v)};
 }
-// x · 2^n for results in the normal range
-inline F32 times_power_of_two(F32 x, I32 n) {
+inline F32 round_to_whole(F32 x) {
+  constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.a, nearest), _mm256_round_ps(x.b, nearest)};
+}
+// x · 2^n for whole n and results in the normal range
+inline F32 times_power_of_two(F32 x, F32 n) {
   const __m256i bias = _mm256_set1_epi32(127);
-  return x * F32{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.a, bias), 23)),
-                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n.b, bias), 23))};
+  return x * F32{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.a), bias), 23)),
+                 _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n.b), bias), 23))};
 }
 
 inline F32 load_f16(const uint16_t* p) {
@@ -79,6 +88,12 @@ inline void store_i8(int8_t* p, I32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
 
+// In the order of fine values: 0, 2, 1, 3 of each four.
+inline void store_i16_fine(int16_t* p, I32 x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8));
+}
+
 inline float horizontal_sum(F32 x) {
   const __m256 s = _mm256_add_ps(x.a, x.b);
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
@@ -91,11 +106,30 @@ inline float horizontal_max(F32 x) {
   q = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
 }
-inline int32_t horizontal_sum(I32 x) {
-  const __m256i s = _mm256_add_epi32(x.a, x.b);
-  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+// Rows [i] merged to lane i by an operation: pairs are merged and their lanes interleaved, until 8 lie in one register.
+template <class Row, class Merge>
+inline F32 horizontal(Row&& row, Merge&& merge) {
+  __m256 quarter[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m256 a = row(4 * i), b = row(4 * i + 1), c = row(4 * i + 2), d = row(4 * i + 3);
+    const __m256d ab = _mm256_castps_pd(merge(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)));
+    const __m256d cd = _mm256_castps_pd(merge(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d)));
+    quarter[i] = merge(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+  }
+  const auto join = [&](__m256 x, __m256 y) { return merge(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31)); };
+  return {join(quarter[0], quarter[1]), join(quarter[2], quarter[3])};
+}
+// Lane i: the greatest, or the sum, of rows[i].
+inline F32 horizontal_maxima(const F32 (&rows)[16]) {
+  const auto merge = [](__m256 x, __m256 y) { return _mm256_max_ps(x, y); };
+  return horizontal([&](int i) { return merge(rows[i].a, rows[i].b); }, merge);
+}
+inline I32 horizontal_sums(const I32 (&rows)[16]) {
+  const auto merge = [](__m256 x, __m256 y) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), _mm256_castps_si256(y)));
+  };
+  const F32 out = horizontal([&](int i) { return _mm256_castsi256_ps(_mm256_add_epi32(rows[i].a, rows[i].b)); }, merge);
+  return {_mm256_castps_si256(out.a), _mm256_castps_si256(out.b)};
 }
 
 inline __m256i load_256(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
@@ -235,14 +269,16 @@ struct FineDot {
     const __m256i low = _mm256_set1_epi16(255);
     return {{_mm256_and_si256(w.a, low), _mm256_and_si256(w.b, low)}, {_mm256_srli_epi16(w.a, 8), _mm256_srli_epi16(w.b, 8)}};
   }
+  struct Broadcast { __m256i even, odd; };
+  static Broadcast broadcast(const int16_t* x) { return {broadcast_4(x), broadcast_4(x + 2)}; }
   I32 total;
-  void start(const Weights& w, const int16_t* x) {
-    total = {_mm256_madd_epi16(w.even.a, broadcast_4(x)), _mm256_madd_epi16(w.even.b, broadcast_4(x))};
-    add_lanes(w.odd, broadcast_4(x + 2));
+  void start(const Weights& w, const Broadcast& x) {
+    total = {_mm256_madd_epi16(w.even.a, x.even), _mm256_madd_epi16(w.even.b, x.even)};
+    add_lanes(w.odd, x.odd);
   }
-  void add(const Weights& w, const int16_t* x) {
-    add_lanes(w.even, broadcast_4(x));
-    add_lanes(w.odd, broadcast_4(x + 2));
+  void add(const Weights& w, const Broadcast& x) {
+    add_lanes(w.even, x.even);
+    add_lanes(w.odd, x.odd);
   }
   I32 sum() const { return total; }
 

@@ -9,8 +9,9 @@
 
 namespace twostep::TWOSTEP_ISA {
 
-constexpr int kRows = 2;
+constexpr int kRows = 2, kTileRows = 2, kTilePanels = 1;
 constexpr int kFloatRows = 2;
+constexpr int kQueryRows = 2, kChains = 2;
 constexpr int kParts = 4;  // vectors of 16 bytes in 16 lanes
 
 typedef float F32Part __attribute__((vector_size(16)));
@@ -61,15 +62,22 @@ inline F32 keep_if_at_least(F32 x, F32 test, F32 bound) {
   return each<F32Part>([&](int i) { return (F32Part)((I32Part)x.p[i] & (I32Part)(test.p[i] >= bound.p[i])); });
 }
 // Round to nearest even by the float adder: adding 1.5 · 2^23 leaves the integer in the low bits (|x| < 2^22).
+inline bool any_at_least(F32 x, F32 bound) {
+  const I32 found = each<I32Part>([&](int i) { return (I32Part)(x.p[i] >= bound.p[i]); });
+  const I32Part any = found.p[0] | found.p[1] | found.p[2] | found.p[3];
+  return (any[0] | any[1] | any[2] | any[3]) != 0;
+}
 inline I32 round_to_int(F32 x) {
   return each<I32Part>([&](int i) { return (I32Part)(x.p[i] + splat(0x1.8p23f)) - 0x4b400000; });
 }
 inline F32 to_float(I32 x) { return each<F32Part>([&](int i) { return __builtin_convertvector(x.p[i], F32Part); }); }
 inline I32 operator+(I32 x, I32 y) { return each<I32Part>([&](int i) { return x.p[i] + y.p[i]; }); }
 inline I32 subtract(I32 x, int32_t y) { return each<I32Part>([&](int i) { return x.p[i] - y; }); }
-// x · 2^n for results in the normal range
-inline F32 times_power_of_two(F32 x, I32 n) {
-  return each<F32Part>([&](int i) { return x.p[i] * (F32Part)((n.p[i] + 127) << 23); });
+inline F32 round_to_whole(F32 x) { return to_float(round_to_int(x)); }
+// x · 2^n for whole n and results in the normal range
+inline F32 times_power_of_two(F32 x, F32 n) {
+  const I32 whole = round_to_int(n);
+  return each<F32Part>([&](int i) { return x.p[i] * (F32Part)((whole.p[i] + 127) << 23); });
 }
 
 // Finite values: exponent and fraction shifted into place are the value times 2^-112, subnormals included.
@@ -108,6 +116,12 @@ inline void store_i8(int8_t* p, I32 x) {
   for (int i = 0; i < kPanel; ++i) p[i] = static_cast<int8_t>(x.p[i / 4][i % 4]);
 }
 
+// In the order of fine values: 0, 2, 1, 3 of each four.
+inline void store_i16_fine(int16_t* p, I32 x) {
+  for (int i = 0; i < kParts; ++i, p += 4)
+    for (int j = 0; j < 4; ++j) p[j] = static_cast<int16_t>(x.p[i][j == 1 || j == 2 ? 3 - j : j]);
+}
+
 inline float horizontal_sum(F32 x) {
   const F32Part s = (x.p[0] + x.p[2]) + (x.p[1] + x.p[3]);
   return (s[0] + s[2]) + (s[1] + s[3]);
@@ -121,6 +135,17 @@ inline float horizontal_max(F32 x) {
 inline int32_t horizontal_sum(I32 x) {
   const I32Part s = (x.p[0] + x.p[1]) + (x.p[2] + x.p[3]);
   return s[0] + s[1] + s[2] + s[3];
+}
+// Lane i: the greatest, or the sum, of rows[i].
+inline F32 horizontal_maxima(const F32 (&rows)[16]) {
+  F32 out;
+  for (int i = 0; i < 16; ++i) out.p[i / kParts][i % kParts] = horizontal_max(rows[i]);
+  return out;
+}
+inline I32 horizontal_sums(const I32 (&rows)[16]) {
+  I32 out;
+  for (int i = 0; i < 16; ++i) out.p[i / kParts][i % kParts] = horizontal_sum(rows[i]);
+  return out;
 }
 
 inline Bytes load_bytes(const uint8_t* p) { return each<BytePart>([&](int i) { return load_part<BytePart>(p + 16 * i); }); }
@@ -185,6 +210,7 @@ struct FineDot {
   using Value = int16_t;
   using Weights = Bytes;
   static Weights prepare(Bytes w) { return w; }
+  static const int16_t* broadcast(const int16_t* x) { return x; }
   I32 total;
   void start(const Weights& w, const int16_t* x) {
     total = each<I32Part>([](int) { return I32Part{}; });

@@ -1,5 +1,6 @@
 // A team of threads that runs one function at a time: every member enters it, they meet at barriers, tasks are
-// handed out by a shared counter. Waiting spins briefly, then yields (inside a step) or sleeps (between steps).
+// handed out by a shared counter. Waiting spins briefly, then sleeps: on a machine that others use too, a thread that spins
+// or yields takes the core that the one it waits for may need. Where others use the cores, fewer members take part.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -9,6 +10,8 @@
 #include <thread>
 #include <type_traits>
 #include <vector>
+
+#include "attendance.h"
 
 namespace twostep {
 
@@ -35,9 +38,16 @@ class Team {
     Team& team_;
   };
 
+  // Inside run(): the members that take part, 0 to active() - 1.
+  int active() const { return active_; }
+  // Members, whether or not they take part.
   int size() const { return size_; }
 
-  // Runs body(member) on all members, the caller being member 0; returns when all are done. `body` must not throw.
+  // Time that all members together have slept at barriers since the team was made: they had nothing to do.
+  uint64_t slept_ns() const { return slept_ns_.load(std::memory_order_relaxed); }
+
+  // Runs body(member) on the members that take part, the caller being member 0; returns when all are done. `body` must not
+  // throw, and must not need any other member: which take part is decided anew for each run.
   template <class F>
   void run(F&& body) {
     run_body({[](void* f, int member) { (*static_cast<std::remove_reference_t<F>*>(f))(member); }, &body});
@@ -61,15 +71,22 @@ class Team {
   void run_body(Body body);
   int next_task() { return counter_.value.fetch_add(1, std::memory_order_relaxed); }
   void work(int member);
+  void take_part(int member);
   void stop();
-  void wait_for_start(uint64_t seen);
+  uint64_t wait_for_start(uint64_t seen, bool spin);
+  void sleep_until_not(uint32_t generation);
 
   struct alignas(64) Counter { std::atomic<int> value{0}; };
   struct alignas(64) Gate { std::atomic<uint32_t> value{0}; };
 
   const int size_;
   Counter counter_;
-  Gate arrived_, generation_;
+  Gate arrived_, generation_, sleepers_;
+  std::atomic<uint64_t> slept_ns_{0}, used_ns_{0};
+  Attendance attendance_;
+  int active_;  // members of this run
+  // Runs begun, times kMostMembers, plus the members that take part in the last one: a member that did not may miss any.
+  static constexpr uint64_t kMostMembers = 1 << 16;
   alignas(64) std::atomic<uint64_t> started_{0};
   std::atomic<bool> stop_{false}, taken_{false};
   Body body_{};

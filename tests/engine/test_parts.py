@@ -249,20 +249,40 @@ def test_a_worker_may_be_closed_with_a_task_that_nobody_asked_about(overlap: boo
 
 
 @pytest.mark.parametrize(
-    ("threads", "cpu_ns", "starved_ns"),
-    [(4, 400, 0), (4, 100, 75), (4, 0, 100), (1, 100, 0), (1, 40, 60), (2, 250, 0), (0, 0, 0)],
-    ids=["all ran", "one of four", "none", "the only one", "not always", "others of the process too", "not known"],
+    ("threads", "cpu_ns", "slept_ns", "starved_ns"),
+    [
+        (4, 400, 0, 0),
+        (4, 100, 0, 75),
+        (4, 0, 0, 100),
+        (1, 100, 0, 0),
+        (1, 40, 0, 60),
+        (2, 250, 0, 0),
+        (0, 0, 0, 0),
+        (2, 150, 50, 0),
+        (2, 110, 30, 30),
+    ],
+    ids=[
+        "all ran",
+        "one of four",
+        "none",
+        "the only one",
+        "not always",
+        "others of the process too",
+        "not known",
+        "one waited",
+        "one waited, and had no core at times",
+    ],
 )
 def test_what_threads_lack_in_cpu_time_they_had_no_core(
-    threads: int, cpu_ns: int, starved_ns: int, monkeypatch: pytest.MonkeyPatch
+    threads: int, cpu_ns: int, slept_ns: int, starved_ns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a call that takes 100 ns."""
-    now = SimpleNamespace(wall=7000, cpu=300)
+    now = SimpleNamespace(wall=7000, cpu=300, slept=20)
     monkeypatch.setattr(cores, "perf_counter_ns", lambda: now.wall)
     monkeypatch.setattr(cores, "process_time_ns", lambda: now.cpu)
 
     def compute(asked: str) -> str:
-        now.wall, now.cpu = now.wall + 100, now.cpu + cpu_ns
+        now.wall, now.cpu, now.slept = now.wall + 100, now.cpu + cpu_ns, now.slept + slept_ns
         return asked.upper()
 
-    assert Cores(threads).watched(compute, "logits") == ("LOGITS", starved_ns)
+    assert Cores(threads, lambda: now.slept).watched(compute, "logits") == ("LOGITS", starved_ns)

@@ -29,9 +29,9 @@ Floats = NDArray[np.float32]
 STORIES = "stories260k"
 SEQUENCES = 4
 LONGEST = 100
-"""Tokens of a sequence among others: several make more than a block of 128 rows, attention starts a second tile."""
-KV_BLOCKS = 150
-"""More than they fill, so that one step can decode more than 128 sequences."""
+"""Tokens of a sequence among others: several make more than a block of 256 rows, attention starts a second tile."""
+KV_BLOCKS = 280
+"""More than they fill, so that one step can decode more than 256 sequences."""
 
 every_isa = pytest.mark.parametrize("isa", usable_isas())
 every_network = pytest.mark.parametrize("name", [STORIES, *TINY])
@@ -117,7 +117,7 @@ def test_cuts_company_tables_and_threads_change_no_bit(
 @every_isa
 @pytest.mark.parametrize("name", ["F32", "Q4_1", "Q6_K"])
 def test_many_decodes_at_once(name: str, isa: str) -> None:
-    """More rows than one block of 128, each at its own position behind a prefix whose blocks they all read."""
+    """More rows than one block of 256, each at its own position behind a prefix whose blocks they all read."""
     executor, ids = used_executor(name, isa, 2), prompts(network(name).shape.vocab)[0]
     prefix, own = blocks_for(32), range(2, KV_BLOCKS)
     executor.forward([Slice(0, ids[:32], prefix)])

@@ -1,7 +1,11 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
+<<<<<<< HEAD
 from collections.abc import Iterator
 from contextlib import contextmanager
+=======
+from collections.abc import Callable, Iterator
+>>>>>>> kern
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel
@@ -123,6 +127,8 @@ class Kernels(NamedTuple):
     sampler: Sampler
     isa: str
     threads: int
+    slept_ns: Callable[[], int]
+    """See `Cores`."""
 
     def close(self) -> None:
         """Gives back weights, KV cache and threads, whoever else may still refer to these objects."""
@@ -135,6 +141,7 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
     """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
     vocab = model.network.shape.vocab
     if config.executor == "reference":
+<<<<<<< HEAD
         return Kernels(ReferenceExecutor(model.network, sizing.blocks), Sampler(vocab), "numpy", 1)
     native = NativeExecutor(model.network, sizing.blocks, threads=config.threads or default_threads())
     try:
@@ -143,3 +150,9 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
         native.close()
         raise
     return Kernels(native, native.sampler(), native.isa, native.threads)
+=======
+        return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1, lambda: 0)
+    native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
+    native.reserve(config.max_step_tokens, config.max_num_seqs)
+    return Kernels(native, native.sampler(), native.isa, native.threads, native.slept_ns)
+>>>>>>> kern

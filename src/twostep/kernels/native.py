@@ -133,6 +133,10 @@ class NativeExecutor:
         """A sampler of this vocabulary that uses this executor's threads, between its steps."""
         return Sampler(self._network.shape.vocab, program=self._program)
 
+    def slept_ns(self) -> int:
+        """What the threads have slept so far while they waited for each other inside steps, all together."""
+        return int(self._program.slept_ns)
+
     def step_seconds(self) -> dict[str, float]:
         """Wall time of the last step by part: linear, attention, head, rest."""
         return dict(self._program.seconds())
