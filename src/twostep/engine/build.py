@@ -1,11 +1,7 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
-<<<<<<< HEAD
-from collections.abc import Iterator
-from contextlib import contextmanager
-=======
 from collections.abc import Callable, Iterator
->>>>>>> kern
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel
@@ -141,18 +137,11 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
     """The executor, with the memory of its widest step taken, and a sampler on the same threads."""
     vocab = model.network.shape.vocab
     if config.executor == "reference":
-<<<<<<< HEAD
-        return Kernels(ReferenceExecutor(model.network, sizing.blocks), Sampler(vocab), "numpy", 1)
+        return Kernels(ReferenceExecutor(model.network, sizing.blocks), Sampler(vocab), "numpy", 1, lambda: 0)
     native = NativeExecutor(model.network, sizing.blocks, threads=config.threads or default_threads())
     try:
         native.reserve(sizing.step_tokens, config.max_num_seqs)
     except BaseException:
         native.close()
         raise
-    return Kernels(native, native.sampler(), native.isa, native.threads)
-=======
-        return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1, lambda: 0)
-    native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
-    native.reserve(config.max_step_tokens, config.max_num_seqs)
     return Kernels(native, native.sampler(), native.isa, native.threads, native.slept_ns)
->>>>>>> kern

@@ -55,43 +55,25 @@ class KernelExecutor:
         self,
         kernels: Executor,
         sampler: Sampler,
-<<<<<<< HEAD:src/twostep/engine/step/executor.py
         slots: int,
-=======
-        seats: int,
->>>>>>> kern:src/twostep/engine/executor.py
         blocks: int,
         *,
         overlap: bool,
         threads: int,
-<<<<<<< HEAD:src/twostep/engine/step/executor.py
+        slept_ns: Callable[[], int],
         notify: Callable[[], None] | None = None,
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `notify`: called in
-        another thread after each step that is computed there, so that a host can wait for its end beside other
-        things."""
-=======
-        slept_ns: Callable[[], int],
-    ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known.
-
-        `slept_ns`: see `Cores`.
-        """
->>>>>>> kern:src/twostep/engine/executor.py
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `slept_ns`: see
+        `Cores`. `notify`: called in another thread after each step that is computed there, so that a host can wait
+        for its end beside other things."""
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
         self.starved_ns = 0
         """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
-<<<<<<< HEAD:src/twostep/engine/step/executor.py
-        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads)
+        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, slept_ns)
         self._tables = BlockTables(slots, blocks)
         self._rows = StandingRows(slots)
-=======
-        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, slept_ns)
-        self._tables = BlockTables(seats, blocks)
-        self._rows = StandingRows(seats)
->>>>>>> kern:src/twostep/engine/executor.py
         self._work: Work | None = None
         self._worker = Worker(self._compute, overlap=overlap, notify=notify)
 
