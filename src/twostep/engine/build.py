@@ -123,7 +123,7 @@ class Kernels(NamedTuple):
     sampler: Sampler
     isa: str
     threads: int
-    slept_ns: Callable[[], int]
+    lacked_ns: Callable[[], int]
     """See `Cores`."""
 
     def close(self) -> None:
@@ -144,4 +144,4 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
     except BaseException:
         native.close()
         raise
-    return Kernels(native, native.sampler(), native.isa, native.threads, native.slept_ns)
+    return Kernels(native, native.sampler(), native.isa, native.threads, native.lacked_ns)

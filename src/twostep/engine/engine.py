@@ -71,7 +71,7 @@ class Engine:
             blocks_for(self.sizing.context_tokens),
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
-            slept_ns=self.kernels.slept_ns,
+            lacked_ns=self.kernels.lacked_ns,
         )
         self._surroundings = EngineSurroundings(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()

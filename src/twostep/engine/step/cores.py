@@ -1,7 +1,6 @@
-"""How long the kernels were kept from the cores: other programs had them, or a limit of CPU time was reached."""
+"""How long the kernels had no core: other programs used the cores, or a limit of CPU time was reached."""
 
 from collections.abc import Callable
-from time import perf_counter_ns, process_time_ns
 from typing import TypeVar
 
 Asked = TypeVar("Asked")
@@ -9,24 +8,22 @@ Result = TypeVar("Result")
 
 
 class Cores:
-    """For kernels that keep `threads` threads busy; 0: it is not known how many, and nothing is estimated.
+    """Watches kernels that keep `threads` threads busy; 0: the number is unknown, and nothing is estimated.
 
-    `slept_ns`: what those threads have slept together so far, since they waited for each other.
+    `lacked_ns`: how long those threads had no core inside steps so far, added up over all threads.
     """
 
-    def __init__(self, threads: int, slept_ns: Callable[[], int]) -> None:
-        self._threads, self._slept_ns = threads, slept_ns
+    def __init__(self, threads: int, lacked_ns: Callable[[], int]) -> None:
+        self._threads, self._lacked_ns = threads, lacked_ns
 
     def watched(self, compute: Callable[[Asked], Result], asked: Asked) -> tuple[Result, int]:
-        """What `compute` gave, and the estimate: of its time in ns, what its threads on average had no core.
+        """The result of `compute`, and how long its threads had no core on average, in ns.
 
-        Kernel threads spin or sleep while they wait for each other, so one that did neither was not let run. What other
-        threads of this process used meanwhile counts as the kernels', which makes it an underestimate. A thread that
-        stays away since others use its core (`native/attendance.h`) has none.
+        A thread that does not take part since others use its core (`native/attendance.h`) has none. It is tried again
+        every two seconds or more often, so for so long this may say more than the cores lack at the moment.
         """
         if not self._threads:
             return compute(asked), 0
-        accounted_ns, began_ns = process_time_ns() + self._slept_ns(), perf_counter_ns()
+        before_ns = self._lacked_ns()
         result = compute(asked)
-        took_ns, accounted_ns = perf_counter_ns() - began_ns, process_time_ns() + self._slept_ns() - accounted_ns
-        return result, max(0, took_ns - accounted_ns // self._threads)
+        return result, (self._lacked_ns() - before_ns) // self._threads

@@ -60,10 +60,10 @@ class KernelExecutor:
         *,
         overlap: bool,
         threads: int,
-        slept_ns: Callable[[], int],
+        lacked_ns: Callable[[], int],
         notify: Callable[[], None] | None = None,
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `slept_ns`: see
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if that is not known. `lacked_ns`: see
         `Cores`. `notify`: called in another thread after each step that is computed there, so that a host can wait
         for its end beside other things."""
         self.answers: dict[int, Answer] = {}
@@ -71,7 +71,7 @@ class KernelExecutor:
         """Tokens of the step that finished last."""
         self.starved_ns = 0
         """Of it, what the kernels were kept from the cores: estimated, see `Cores`."""
-        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, slept_ns)
+        self._kernels, self._sampler, self._cores = kernels, sampler, Cores(threads, lacked_ns)
         self._tables = BlockTables(slots, blocks)
         self._rows = StandingRows(slots)
         self._work: Work | None = None
