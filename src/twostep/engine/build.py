@@ -9,7 +9,8 @@ from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.core.scheduler import Scheduler
 from twostep.engine.config import EngineConfig
 from twostep.engine.host_memory import free_memory, plan_memory
-from twostep.errors import InvalidParameterError
+from twostep.engine.other_servers import OtherServers
+from twostep.errors import InvalidParameterError, MemoryPlanError
 from twostep.kernels.native import NativeExecutor, packed_weight_bytes
 from twostep.kernels.reference import ReferenceExecutor
 from twostep.kernels.sampling import Sampler
@@ -23,6 +24,8 @@ from twostep.spec.memory import MemoryDemand, MemoryPlan
 DEFAULT_SHARE = 0.5
 """Of free memory; the rest stays for others on this machine and for the system's cache of files."""
 
+NO_OTHERS = OtherServers()
+
 
 class Sizing(NamedTuple):
     """What the machine and the settings allow: KV blocks, and the longest sequence."""
@@ -32,6 +35,16 @@ class Sizing(NamedTuple):
     context_tokens: int
     step_tokens: int
     """Most tokens of a step."""
+    others: OtherServers = NO_OTHERS
+    """The servers that had planned before."""
+
+    @property
+    def engine_bytes(self) -> int:
+        """What the engine's process will take: weights, activations, its own part of the rest, and the blocks used."""
+        demand = self.memory.demand
+        kv_bytes = self.memory.kv_bytes * self.blocks // self.memory.blocks
+        own = demand.host.engine_bytes if demand.host else 0
+        return demand.fixed_bytes - demand.host_bytes + own + kv_bytes
 
     @property
     def longest(self) -> int:
@@ -40,6 +53,7 @@ class Sizing(NamedTuple):
 
     def lines(self, config: EngineConfig) -> Iterator[str]:
         """The arithmetic, to print."""
+        yield from self.others.lines()
         yield from self.memory.arithmetic(self.context_tokens)
         if self.longest < self.context_tokens:
             yield f"note: as the cache holds no more, prompt and answer have at most {self.longest} tokens together"
@@ -48,8 +62,8 @@ class Sizing(NamedTuple):
             yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
 
 
-def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> Sizing:
-    """`serves`: for a server, whose processes count too.
+def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False, others: OtherServers = NO_OTHERS) -> Sizing:
+    """`serves`: for a server, whose processes count too. `others`: servers whose planned memory is not free.
 
     Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks.
     """
@@ -67,16 +81,19 @@ def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> S
         host=HostDemand(vocab, config.threads or default_threads(), serves),
     )
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
-    memory = plan_memory(
-        demand,
-        free_memory(),
-        share=share,
-        kv_bytes=config.kv_bytes,
-        kv_blocks=config.kv_blocks,
-        least_tokens=config.max_model_len or 2,
-    )
+    try:
+        memory = plan_memory(
+            demand,
+            free_memory(others=others.servers),
+            share=share,
+            kv_bytes=config.kv_bytes,
+            kv_blocks=config.kv_blocks,
+            least_tokens=config.max_model_len or 2,
+        )
+    except MemoryPlanError as error:
+        raise MemoryPlanError("; ".join([str(error), *others.lines()])) from None
     useful = config.max_num_seqs * blocks_for(wanted)
-    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens)
+    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens, others)
 
 
 def _least_step_tokens(config: EngineConfig) -> int:

@@ -13,6 +13,7 @@ from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
 from twostep.engine.collector import Event
 from twostep.engine.config import EngineConfig
+from twostep.engine.other_servers import Registration, Registry
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.step.executor import KernelExecutor
@@ -45,6 +46,7 @@ class Engine:
         self.model, self.config = model, config
         self._owner = Owner("this engine")
         self._recorder: Recorder | None = None
+        self._registration: Registration | None = None
         self._open: set[str] = set()
         self._ids = 0
         try:
@@ -55,7 +57,7 @@ class Engine:
 
     def _prepare(self, serves: bool) -> None:
         model, config = self.model, self.config
-        self.sizing = build.size(model, config, serves=serves)
+        self.sizing = self._size(serves)
         self.settings = build.settings(config, self.sizing)
         self.cost = LinearCostModel()
         self.scheduler = build.scheduler(self.settings, self.cost)
@@ -75,6 +77,15 @@ class Engine:
         )
         self._surroundings = EngineSurroundings(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()
+
+    def _size(self, serves: bool) -> build.Sizing:
+        """A server is registered before another one can plan."""
+        registry = Registry()
+        with registry.planning() as others:
+            sizing = build.size(self.model, self.config, serves=serves, others=others)
+            if serves:
+                self._registration = registry.register(sizing.engine_bytes)
+        return sizing
 
     def _make_loop(self) -> EngineLoop:
         around: EngineSurroundings | RecordedSurroundings = self._surroundings
@@ -238,6 +249,8 @@ class Engine:
             kernels.close()
         for name in ("_loop", "_surroundings"):
             self.__dict__.pop(name, None)
+        if self._registration is not None:
+            self._registration.close()
         if self._recorder is not None:
             self._recorder.close()
 
