@@ -30,7 +30,7 @@ def test_variables_are_settings(path: Path) -> None:
 def test_the_image_s_settings_are_taken() -> None:
     [line] = re.findall(r"^ENV (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     server, _ = choose({}, dict(word.split("=", 1) for word in line.split())).configs()
-    assert (server.host, server.port) == ("0.0.0.0", 8000)
+    assert (server.hosts, server.port) == (("0.0.0.0",), 8000)
 
 
 def health_check() -> list[str]:
