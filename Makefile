@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve hello build test test-models bench-model bench-peers-model bench-scheduler bench-batching bench-serve bench-clients bench-peers report check-avx512 clean
+.PHONY: serve hello build test test-models bench-model bench-peers-model bench-busy bench-scheduler bench-batching bench-serve bench-clients bench-peers report check-avx512 clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/installed
@@ -46,6 +46,12 @@ bench-model: $(VENV)/installed
 bench-peers-model: $(VENV)/installed
 	$(BIN)/python -m benchmarks.peers_model $(addprefix --llama-dir ,$(LLAMA_DIR)) \
 	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
+	$(BIN)/python -m benchmarks.report
+
+# Decode of one stream beside busy loops that it starts itself; less than three minutes without LLAMA_DIR.
+bench-busy: $(VENV)/installed
+	$(BIN)/python -m benchmarks.busy $(addprefix --llama-dir ,$(LLAMA_DIR)) \
+	  $(if $(LLAMA_VERSION),--llama-version "$(LLAMA_VERSION)")
 	$(BIN)/python -m benchmarks.report
 
 bench-scheduler: $(VENV)/installed

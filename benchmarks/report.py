@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, peers_tables, results, serve_tables, tables
+from benchmarks import batching_tables, busy_tables, peers_tables, results, serve_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -67,6 +67,10 @@ def _model(result: Json) -> str:
     return "\n\n".join(parts)
 
 
+def busy(folder: Path) -> str:
+    return "\n\n".join(map(busy_tables.busy, results.read("busy", folder))) or NOT_MEASURED
+
+
 def batching_readme(folder: Path) -> str:
     found = results.read("batching", folder)
     shown = [f"{batching_tables.main_rows(one)}\n\n{tables.provenance(one)}" for one in found]
@@ -109,6 +113,7 @@ def peers_readme(folder: Path) -> str:
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
+    ("docs/performance.md", "bench-busy", busy),
     ("docs/performance.md", "bench-model", performance_model),
     ("README.md", "bench-batching", batching_readme),
     ("docs/facts.md", "bench-batching", batching_readme),

@@ -217,7 +217,7 @@ void bind_program(nb::module_& module) {
       .def("seconds", &seconds)
       .def_prop_ro("isa", [](const Program& self) { return std::string(self.isa()); })
       .def_prop_ro("threads", &Program::threads)
-      .def_prop_ro("slept_ns", [](const Program& self) { return self.team()->slept_ns(); })
+      .def_prop_ro("lacked_ns", [](const Program& self) { return self.team()->lacked_ns(); })
       .def_prop_ro("weight_bytes", &Program::weight_bytes)
       .def_prop_ro("kv_bytes", [](const Program& self) { return self.pool().bytes(); })
       .def_prop_ro("kv_file_descriptor", [](const Program& self) { return self.pool().file_descriptor(); })

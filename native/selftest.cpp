@@ -421,11 +421,15 @@ void check_attention(const Kernels& k, std::vector<Check>& out) {
 }
 
 // Runs of 10 ms: three threads to which others leave `cores` of their cores; how many take part on average of the last `count`.
-double attendance(Attendance& team, double cores, int runs, int count) {
+double attendance(Attendance& team, int64_t& now_ns, double cores, int runs, int count, int64_t between_ns = 0) {
+  constexpr int64_t kRunNs = 10'000'000;
   double sum = 0;
   for (int i = 0; i < runs; ++i) {
-    if (i >= runs - count) sum += team.active();
-    team.ran(10'000'000, static_cast<int64_t>(10e6 * std::min<double>(team.active(), cores)));
+    const int active = team.begin(now_ns);
+    if (i >= runs - count) sum += active;
+    now_ns += kRunNs;
+    team.ran(now_ns, kRunNs, static_cast<int64_t>(kRunNs * std::max<double>(0, active - cores)));
+    now_ns += between_ns;
   }
   return sum / count;
 }
@@ -433,14 +437,25 @@ double attendance(Attendance& team, double cores, int runs, int count) {
 // Threads stay away from cores that others use, but for a try now and then, and come back to free ones.
 void check_attendance(std::vector<Check>& out) {
   Worst wrong;
+  int64_t now_ns = 1;
   Attendance team(3);
-  wrong.see(attendance(team, 2.9, 100, 100) != 3);                        // little is lacking
-  wrong.see(std::fabs(attendance(team, 1.5, 3000, 1000) - 1) > 0.03);     // two would lack half a core
-  wrong.see(attendance(team, 3, 2000, 100) != 3);                         // free again: within 20 s
-  wrong.see(std::fabs(attendance(team, 2, 3000, 1000) - 2) > 0.03);
-  wrong.see(attendance(team, 0.3, 1000, 100) > 1.1);
+  wrong.see(attendance(team, now_ns, 2.9, 100, 100) != 3);                     // little is lacking
+  wrong.see(attendance(team, now_ns, 1.5, 6, 1) != 1);                         // two would lack half a core: both leave at once
+  wrong.see(std::fabs(attendance(team, now_ns, 1.5, 3000, 1000) - 1) > 0.03);  // tries cost little
+  wrong.see(attendance(team, now_ns, 3, 220, 10) != 3);                        // free again: all within 2.2 s of running
+  wrong.see(std::fabs(attendance(team, now_ns, 2, 3000, 1000) - 2) > 0.03);
+  wrong.see(attendance(team, now_ns, 0.3, 1000, 100) > 1.1);
+  wrong.see(attendance(team, now_ns, 3, 60, 10, 50'000'000) != 3);             // and of real time, with little to run
+  wrong.see(attendance(team, now_ns, 1, 300, 100) > 1.1);
+  now_ns += 2'000'000'000;                                                     // after a rest all take part at once,
+  wrong.see(attendance(team, now_ns, 3, 1, 1) != 3);
+  now_ns += 2'000'000'000;
+  wrong.see(attendance(team, now_ns, 1, 10, 1) != 1);                          // and leave again if need be
+  Attendance large(64);
+  wrong.see(attendance(large, now_ns, 20, 20, 1) != 20);                       // two decisions, not 44
+  wrong.see(attendance(large, now_ns, 64, 400, 1) != 64);
   Attendance lone(1);
-  wrong.see(attendance(lone, 0.2, 100, 100) != 1);
+  wrong.see(attendance(lone, now_ns, 0.2, 100, 100) != 1);
   out.push_back({"threads that take part", wrong.value(), 0});
 }
 

@@ -18,6 +18,14 @@ constexpr auto kSpinBetweenSteps = std::chrono::microseconds(500);
 // At a barrier: longer than most waits, shorter than what being woken costs many times over.
 constexpr auto kSpinAtBarrier = std::chrono::microseconds(50);
 
+// Being woken takes so long on cores that nobody else uses; what it takes longer, others had the core.
+constexpr int64_t kWakeNs = 100'000;
+
+// What this thread has slept at barriers: it waited for others.
+thread_local int64_t slept_here_ns = 0;
+
+int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
 inline void pause_cpu() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -84,11 +92,11 @@ void Team::stop() {
 }
 
 void Team::run_body(Body body) {
-  const auto start = std::chrono::steady_clock::now();
-  const uint64_t accounted = used_ns_.load(std::memory_order_relaxed) + slept_ns();
+  begun_ns_ = now_ns();
+  const uint64_t lacked_before = lacked_ns();
   counter_.value.store(0, std::memory_order_relaxed);
   body_ = body;
-  active_ = attendance_.active();
+  active_ = attendance_.begin(begun_ns_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const uint64_t runs = started_.load(std::memory_order_relaxed) / kMostMembers + 1;
@@ -96,15 +104,20 @@ void Team::run_body(Body body) {
   }
   if (active_ > 1) wake_.notify_all();
   take_part(0);
-  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - start;
-  attendance_.ran(took.count(), used_ns_.load(std::memory_order_relaxed) + slept_ns() - accounted);
+  const int64_t ended_ns = now_ns(), wall_ns = ended_ns - begun_ns_;
+  attendance_.ran(ended_ns, wall_ns, static_cast<int64_t>(lacked_ns() - lacked_before));
+  lacked_ns_.fetch_add(static_cast<uint64_t>((size_ - active_) * wall_ns), std::memory_order_relaxed);
 }
 
-// Its processor time is put down before the last barrier, so that it is there when the run has ended.
+// What it lacked is put down before the last barrier, so that it is there when the run has ended. After that barrier begins
+// it has nothing to do.
 void Team::take_part(int member) {
-  const int64_t before = processor_ns();
+  const int64_t entered_ns = now_ns(), slept_before = slept_here_ns, before = processor_ns();
   body_.call(body_.f, member);
-  used_ns_.fetch_add(processor_ns() - before, std::memory_order_relaxed);
+  const int64_t used_ns = processor_ns() - before, slept_ns = slept_here_ns - slept_before;
+  const int64_t late_ns = std::max<int64_t>(0, entered_ns - begun_ns_ - kWakeNs);
+  const int64_t lacked_ns = std::max<int64_t>(0, now_ns() - entered_ns - used_ns - slept_ns);
+  lacked_ns_.fetch_add(static_cast<uint64_t>(late_ns + lacked_ns), std::memory_order_relaxed);
   barrier();
 }
 
@@ -142,9 +155,7 @@ void Team::barrier() {
   if (arrived_.value.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(active_)) {
     arrived_.value.store(0, std::memory_order_relaxed);
     counter_.value.store(0, std::memory_order_relaxed);
-    // Sequential order with the sleepers' own count: either they are seen here, or they see the new generation.
-    generation_.value.store(generation + 1, std::memory_order_seq_cst);
-    if (sleepers_.value.load(std::memory_order_seq_cst) > 0) wake_all(generation_.value);
+    release(generation);
     return;
   }
   static const int spins = spins_at_barrier();
@@ -155,12 +166,21 @@ void Team::barrier() {
   sleep_until_not(generation);
 }
 
+void Team::release(uint32_t generation) {
+  if (sleepers_.value.load(std::memory_order_relaxed) > 0) released_ns_.store(now_ns(), std::memory_order_relaxed);
+  // Sequential order with the sleepers' own count: either they are seen here, or they see the new generation.
+  generation_.value.store(generation + 1, std::memory_order_seq_cst);
+  if (sleepers_.value.load(std::memory_order_seq_cst) > 0) wake_all(generation_.value);
+}
+
+// It waited until the barrier opened. What it takes longer than being woken does, it waits for a core.
 void Team::sleep_until_not(uint32_t generation) {
-  const auto start = std::chrono::steady_clock::now();
+  const int64_t start_ns = now_ns();
   sleepers_.value.fetch_add(1, std::memory_order_seq_cst);
   while (generation_.value.load(std::memory_order_seq_cst) == generation) sleep_while(generation_.value, generation);
   sleepers_.value.fetch_sub(1, std::memory_order_relaxed);
-  slept_ns_.fetch_add(std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count(), std::memory_order_relaxed);
+  const int64_t opened_ns = std::max(start_ns, released_ns_.load(std::memory_order_relaxed));
+  slept_here_ns += std::min(now_ns(), opened_ns + kWakeNs) - start_ns;
 }
 
 }  // namespace twostep

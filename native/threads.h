@@ -43,8 +43,9 @@ class Team {
   // Members, whether or not they take part.
   int size() const { return size_; }
 
-  // Time that all members together have slept at barriers since the team was made: they had nothing to do.
-  uint64_t slept_ns() const { return slept_ns_.load(std::memory_order_relaxed); }
+  // Time since the team was made, inside of runs and added up over its members, that a member had no core: it had something
+  // to do and was not let run, or it did not take part since others use the cores. Waiting for other members is no lack.
+  uint64_t lacked_ns() const { return lacked_ns_.load(std::memory_order_relaxed); }
 
   // Runs body(member) on the members that take part, the caller being member 0; returns when all are done. `body` must not
   // throw, and must not need any other member: which take part is decided anew for each run.
@@ -74,6 +75,7 @@ class Team {
   void take_part(int member);
   void stop();
   uint64_t wait_for_start(uint64_t seen, bool spin);
+  void release(uint32_t generation);
   void sleep_until_not(uint32_t generation);
 
   struct alignas(64) Counter { std::atomic<int> value{0}; };
@@ -82,9 +84,11 @@ class Team {
   const int size_;
   Counter counter_;
   Gate arrived_, generation_, sleepers_;
-  std::atomic<uint64_t> slept_ns_{0}, used_ns_{0};
+  std::atomic<uint64_t> lacked_ns_{0};
+  std::atomic<int64_t> released_ns_{0};  // when the last barrier opened at which somebody slept
   Attendance attendance_;
-  int active_;  // members of this run
+  int active_;             // members of this run
+  int64_t begun_ns_ = 0;   // of this run
   // Runs begun, times kMostMembers, plus the members that take part in the last one: a member that did not may miss any.
   static constexpr uint64_t kMostMembers = 1 << 16;
   alignas(64) std::atomic<uint64_t> started_{0};

@@ -25,6 +25,14 @@ DEVELOPMENT_MODELS = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers of these tests plan no memory around those of other programs of this user, nor the other way round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
     return ensure(CATALOGUE[DEFAULT_MODEL], FetchProgress())

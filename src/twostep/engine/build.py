@@ -9,7 +9,8 @@ from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.core.scheduler import Scheduler
 from twostep.engine.config import EngineConfig
 from twostep.engine.host_memory import free_memory, plan_memory
-from twostep.errors import InvalidParameterError
+from twostep.engine.other_servers import OtherServers
+from twostep.errors import InvalidParameterError, MemoryPlanError
 from twostep.kernels.native import NativeExecutor, packed_weight_bytes
 from twostep.kernels.reference import ReferenceExecutor
 from twostep.kernels.sampling import Sampler
@@ -23,6 +24,8 @@ from twostep.spec.memory import MemoryDemand, MemoryPlan
 DEFAULT_SHARE = 0.5
 """Share of free memory; the rest is for other programs and the file cache."""
 
+NO_OTHERS = OtherServers()
+
 
 class Sizing(NamedTuple):
     """The sizes that machine and settings allow."""
@@ -33,6 +36,16 @@ class Sizing(NamedTuple):
     context_tokens: int
     step_tokens: int
     """Most tokens of a step."""
+    others: OtherServers = NO_OTHERS
+    """The servers that had planned before."""
+
+    @property
+    def engine_bytes(self) -> int:
+        """What the engine's process will take: weights, activations, its own part of the rest, and the blocks used."""
+        demand = self.memory.demand
+        kv_bytes = self.memory.kv_bytes * self.blocks // self.memory.blocks
+        own = demand.host.engine_bytes if demand.host else 0
+        return demand.fixed_bytes - demand.host_bytes + own + kv_bytes
 
     @property
     def group_blocks(self) -> tuple[int, ...]:
@@ -46,6 +59,7 @@ class Sizing(NamedTuple):
 
     def lines(self, config: EngineConfig) -> Iterator[str]:
         """Lines to print: the arithmetic."""
+        yield from self.others.lines()
         yield from self.memory.arithmetic(self.context_tokens)
         if self.longest < self.context_tokens:
             yield f"note: as the cache holds no more, prompt and answer have at most {self.longest} tokens together"
@@ -54,8 +68,9 @@ class Sizing(NamedTuple):
             yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
 
 
-def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> Sizing:
-    """Plans memory and sizes. `serves`: for a server, whose processes count too.
+def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False, others: OtherServers = NO_OTHERS) -> Sizing:
+    """Plans memory and sizes. `serves`: for a server, whose processes count too. `others`: servers whose planned memory
+    is not free.
 
     Raises `MemoryPlanError` with the arithmetic, `InvalidParameterError` for a context that the model lacks.
     """
@@ -76,16 +91,19 @@ def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> S
         host=HostDemand(vocab, config.threads or default_threads(), serves),
     )
     share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
-    memory = plan_memory(
-        demand,
-        free_memory(),
-        share=share,
-        kv_bytes=config.kv_bytes,
-        kv_blocks=config.kv_blocks,
-        least_tokens=config.max_model_len or 2,
-    )
+    try:
+        memory = plan_memory(
+            demand,
+            free_memory(others=others.servers),
+            share=share,
+            kv_bytes=config.kv_bytes,
+            kv_blocks=config.kv_blocks,
+            least_tokens=config.max_model_len or 2,
+        )
+    except MemoryPlanError as error:
+        raise MemoryPlanError("; ".join([str(error), *others.lines()])) from None
     useful = config.max_num_seqs * blocks_for(wanted)
-    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens)
+    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens, others)
 
 
 def _least_step_tokens(config: EngineConfig) -> int:
@@ -133,7 +151,7 @@ class Kernels(NamedTuple):
     sampler: Sampler
     isa: str
     threads: int
-    slept_ns: Callable[[], int]
+    lacked_ns: Callable[[], int]
     """See `StarvationWatch`."""
 
     def close(self) -> None:
@@ -154,4 +172,4 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
     except BaseException:
         native.close()
         raise
-    return Kernels(native, native.sampler(), native.isa, native.threads, native.slept_ns)
+    return Kernels(native, native.sampler(), native.isa, native.threads, native.lacked_ns)

@@ -18,6 +18,7 @@ from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
 from twostep.engine.collector import Collector
 from twostep.engine.config import EngineConfig
+from twostep.engine.other_servers import Registration, Registry
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.step.executor import KernelExecutor
@@ -125,6 +126,7 @@ class Engine:
         self.model, self.config = model, config
         self._owner = Owner("this engine")
         self._recorder: Recorder | None = None
+        self._registration: Registration | None = None
         self._open: set[str] = set()
         self._ids = 0
         try:
@@ -135,7 +137,7 @@ class Engine:
 
     def _prepare(self, serves: bool) -> None:
         model, config = self.model, self.config
-        self.sizing = build.size(model, config, serves=serves)
+        self.sizing = self._size(serves)
         self.settings = build.settings(config, self.sizing)
         self.cost = LinearCostModel()
         self.scheduler = build.scheduler(self.settings, self.cost)
@@ -151,10 +153,19 @@ class Engine:
             blocks_for(self.sizing.context_tokens),
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
-            slept_ns=self.kernels.slept_ns,
+            lacked_ns=self.kernels.lacked_ns,
         )
         self._io = LoopIo(self._executor, tokenizer, self.cost)
         self._loop = self._make_loop()
+
+    def _size(self, serves: bool) -> build.Sizing:
+        """A server is registered before another one can plan."""
+        registry = Registry()
+        with registry.planning() as others:
+            sizing = build.size(self.model, self.config, serves=serves, others=others)
+            if serves:
+                self._registration = registry.register(sizing.engine_bytes)
+        return sizing
 
     def _make_loop(self) -> EngineLoop:
         around: LoopIo | RecordedSurroundings = self._io
@@ -322,6 +333,8 @@ class Engine:
             kernels.close()
         for name in ("_loop", "_io"):
             self.__dict__.pop(name, None)
+        if self._registration is not None:
+            self._registration.close()
         if self._recorder is not None:
             self._recorder.close()
 

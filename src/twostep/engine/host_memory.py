@@ -1,8 +1,10 @@
 """How much memory is free for this process on this machine, and a plan that divides it."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from twostep.engine.other_servers import Server
 from twostep.errors import InvalidParameterError, MemoryPlanError
 from twostep.kernels.cgroup import GROUP_FOLDERS, GROUPS, group_folders, read_text
 from twostep.spec.memory import MemoryDemand, MemoryPlan, plan_share, plan_stated
@@ -45,16 +47,20 @@ def _sized(
     raise InvalidParameterError("one of share, kv_bytes and kv_blocks has to be stated, and no other")
 
 
-def free_memory(root: Path = _ROOT) -> int:
+def free_memory(root: Path = _ROOT, others: Sequence[Server] = ()) -> int:
     """Bytes that can be allocated without swapping or being killed: of the machine, or less in a control group.
 
-    `root` holds `proc` and `sys`. Raises `MemoryPlanError` if the system does not report it.
+    What `others` have planned and not allocated yet is theirs, although the system calls it free. `root` holds `proc`
+    and `sys`. Raises `MemoryPlanError` if the system does not report it.
     """
     available = available_bytes(read_text(root / "proc/meminfo") or "")
     if available is None:
         raise MemoryPlanError("the system does not tell its free memory (no MemAvailable in /proc/meminfo)")
     groups = group_folders("memory", root / GROUPS.relative_to("/"), root / GROUP_FOLDERS.relative_to("/"))
-    return min([available, *(left for folder in groups if (left := left_in_group(folder)) is not None)])
+    left = [found for folder in groups if (found := left_in_group(folder)) is not None]
+    outstanding = sum(other.outstanding_bytes for other in others)
+    in_group = sum(other.outstanding_bytes for other in others if other.same_group)
+    return max(0, min([available - outstanding, *(bytes_left - in_group for bytes_left in left)]))
 
 
 def available_bytes(meminfo: str) -> int | None:

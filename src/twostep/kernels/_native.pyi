@@ -25,7 +25,7 @@ class NativeSampler:
     def sample(self, logits: NDArray[np.float32], rows: list[Any]) -> list[Any]: ...
 
 class Program:
-    slept_ns: int
+    lacked_ns: int
     def __init__(
         self,
         dims: list[int],

@@ -167,9 +167,13 @@ class NativeExecutor:
         """A sampler of this vocabulary that uses this executor's threads, between its steps."""
         return Sampler(self._network.shape.vocab, program=self._program)
 
-    def slept_ns(self) -> int:
-        """What the threads have slept so far while they waited for each other inside steps, all together."""
-        return int(self._program.slept_ns)
+    def lacked_ns(self) -> int:
+        """How long the threads had no core inside steps so far, added up over all threads.
+
+        Either they were not let run, or they did not take part since others use the cores; waiting for each other does
+        not count.
+        """
+        return int(self._program.lacked_ns)
 
     def step_seconds(self) -> dict[str, float]:
         """Wall time of the last step by part: linear, attention, head, rest."""

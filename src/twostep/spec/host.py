@@ -37,6 +37,11 @@ class HostDemand:
         """All together."""
         return sum(size for size, _ in self._parts())
 
+    @property
+    def engine_bytes(self) -> int:
+        """What the engine's own process takes of it."""
+        return ENGINE_BYTES + self.threads * THREAD_BYTES + self.vocab * (TOKENIZER_BYTES + GRAMMAR_BYTES)
+
     def words(self) -> str:
         """The parts in words, of which the total is the sum."""
         return " + ".join(f"{size / _MIB:.1f} MiB {name}" for size, name in self._parts())

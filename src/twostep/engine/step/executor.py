@@ -1,7 +1,7 @@
 """Computes the scheduler's steps with the kernels: arrays, forward, samples, and what that means for each answer."""
 
 from collections.abc import Callable, Iterator
-from time import perf_counter_ns, process_time_ns
+from time import perf_counter_ns
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -26,27 +26,25 @@ Result = TypeVar("Result")
 
 
 class StarvationWatch:
-    """For kernels that keep `threads` threads busy; 0: it is not known how many, and nothing is estimated.
+    """Watches kernels that keep `threads` threads busy; 0: the number is unknown, and nothing is estimated.
 
-    `slept_ns`: the time that those threads have slept in total, as they waited for each other.
+    `lacked_ns`: how long those threads had no core inside steps so far, added up over all threads.
     """
 
-    def __init__(self, threads: int, slept_ns: Callable[[], int]) -> None:
-        self._threads, self._slept_ns = threads, slept_ns
+    def __init__(self, threads: int, lacked_ns: Callable[[], int]) -> None:
+        self._threads, self._lacked_ns = threads, lacked_ns
 
     def watched(self, compute: Callable[[Asked], Result], asked: Asked) -> tuple[Result, int]:
-        """Returns the result of `compute`, and an estimate: how many ns of its time its threads on average had no core.
+        """Returns the result of `compute`, and how long its threads had no core on average, in ns.
 
-        Kernel threads spin or sleep while they wait for each other, so a thread that did neither was not scheduled. CPU
-        time of other threads of this process counts as the kernels', so it is an underestimate. A thread that is left
-        out because others use its core (`native/attendance.h`) has none.
+        A thread that is left out because others use its core (`native/attendance.h`) has none. It is tried again at
+        least every two seconds, so for that long the value may exceed what the cores lack at the moment.
         """
         if not self._threads:
             return compute(asked), 0
-        accounted_ns, began_ns = process_time_ns() + self._slept_ns(), perf_counter_ns()
+        before_ns = self._lacked_ns()
         result = compute(asked)
-        took_ns, accounted_ns = perf_counter_ns() - began_ns, process_time_ns() + self._slept_ns() - accounted_ns
-        return result, max(0, took_ns - accounted_ns // self._threads)
+        return result, (self._lacked_ns() - before_ns) // self._threads
 
 
 class Computed(NamedTuple):
@@ -89,19 +87,18 @@ class KernelExecutor:
         *,
         overlap: bool,
         threads: int,
-        slept_ns: Callable[[], int],
+        lacked_ns: Callable[[], int],
         notify: Callable[[], None] | None = None,
     ) -> None:
-        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if not known. `slept_ns`: see
-        `StarvationWatch`.
-        `notify`: called in another thread after each step that is computed there, so that a host can wait for its end
-        beside other things."""
+        """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if not known. `lacked_ns`: see
+        `StarvationWatch`. `notify`: called in another thread after each step that is computed there, so that a host can
+        wait for its end beside other things."""
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
         self.starved_ns = 0
         """Of it, what the kernels were kept from the cores: estimated, see `StarvationWatch`."""
-        self._kernels, self._sampler, self._cores = kernels, sampler, StarvationWatch(threads, slept_ns)
+        self._kernels, self._sampler, self._cores = kernels, sampler, StarvationWatch(threads, lacked_ns)
         self._tables = BlockTables(slots, blocks, len(kernels.capabilities.layout.groups))
         self._rows = StandingRows(slots)
         memory = zip(kernels.capabilities.blocks, kernels.capabilities.layout.windows, strict=True)
