@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from os import getpid
 from pathlib import Path
 
-from twostep.store.progress import Progress
-
 from benchmarks import command, machine
-from benchmarks.engines import Decode, Engine, Twostep
-from benchmarks.errors import EngineError
-from benchmarks.llama_cpp import LlamaCpp, requantise
+from benchmarks.engines import Decode, Engine, LlamaCpp, Twostep, requantise
+from benchmarks.measurement import EngineError, Spread
 from benchmarks.peers_model import LLAMA_BEST, take_turns
-from benchmarks.spread import Spread
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 LOOP = """
 import os, sys
@@ -105,7 +102,7 @@ def _engines(
     options: argparse.Namespace, stack: ExitStack, surroundings: machine.Machine, effort: Effort
 ) -> Iterator[Engine]:
     """With one core there is no other number of threads to compare with."""
-    path, version = resolve(DEFAULT_MODEL, Progress()), f"commit {surroundings.commit}"
+    path, version = resolve(DEFAULT_MODEL, FetchProgress()), f"commit {surroundings.commit}"
     for name, threads in ((ALL_THREADS, surroundings.threads), (ONE_THREAD, 1)):
         if name == ALL_THREADS or surroundings.threads > 1:
             engine = Twostep(path, version, threads, [effort.decode])

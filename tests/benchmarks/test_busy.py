@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.spread import spread
 
 from benchmarks import busy, busy_tables, report, results
 from benchmarks.busy import ALL_THREADS, ONE_THREAD, busy_loops, fair_share
+from benchmarks.measurement import spread
 from benchmarks.tables import TIMES
 
 LLAMA = "llama.cpp Q4_0"
