@@ -7,8 +7,8 @@ from statistics import mean
 from benchmarks.progress import say
 from benchmarks.scheduling import Rig
 from benchmarks.spread import Spread, spread
+from twostep.config.configs import SchedulerSettings
 from twostep.core.request import BLOCK_TOKENS, blocks_for
-from twostep.settings import Settings
 
 MOST_TOKENS = 2048
 """What a contiguous cache keeps for each request."""
@@ -79,7 +79,12 @@ def _steady(effort: Effort, run: int) -> Steady:
     """Prompts of 32 to 512 tokens, answers of 16 to 256, so many waiting that memory alone limits."""
     generator = Random(run)
     rig = Rig(
-        Settings(blocks=(effort.blocks,), seats=effort.blocks, step_tokens=4 * effort.blocks, chunking="tokens=1024"),
+        SchedulerSettings(
+            blocks=(effort.blocks,),
+            max_num_seqs=effort.blocks,
+            max_num_batched_tokens=4 * effort.blocks,
+            chunking="tokens=1024",
+        ),
         hashing=False,
     )
     found = []

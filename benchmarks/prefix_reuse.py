@@ -8,7 +8,8 @@ from benchmarks.progress import say
 from benchmarks.prompts import prompt
 from benchmarks.serving_engines import Session
 from benchmarks.spread import Spread, spread
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryBlocks
 from twostep.engine.engine import Engine
 from twostep.model.loaded import LoadedModel
 
@@ -46,7 +47,7 @@ class PrefixPoint:
 def measure(model: LoadedModel, effort: Effort) -> list[PrefixPoint]:
     """Two engines stay for all runs, so that the cache is full of earlier prompts, as it would be; they take turns."""
     engines = [
-        Engine(model, EngineConfig(max_num_seqs=SEATS, kv_blocks=BLOCKS, enable_prefix_caching=caching))
+        Engine(model, EngineConfig(max_num_seqs=SEATS, kv_memory=MemoryBlocks(BLOCKS), enable_prefix_caching=caching))
         for caching in (False, True)
     ]
     try:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from benchmarks.jobs import Job, Stall
 from benchmarks.traces import Served, Trace
+from twostep.config.configs import EngineConfig
 from twostep.engine.collector import Delta
-from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.http_engine import Launch
 from benchmarks.llama_server import SLOT_TOKENS, SLOTS
 from benchmarks.loading import COMMAND
-from twostep.server.options import SETTINGS
+from twostep.config.settings import SETTINGS
 
 
 def launch(version: str, threads: int, model: Path, kv_bytes_per_token: int, arguments: Sequence[str] = ()) -> Launch:

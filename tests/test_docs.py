@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from scripts.settings_page import PAGE, filled
+from twostep.config.configs import serve_settings
+from twostep.config.values import MemoryBytes
 from twostep.openai_api.known_fields import KNOWN, ORIGINS
 from twostep.server.api.openapi import document
-from twostep.server.choice import choose
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -113,5 +114,6 @@ def test_the_example_of_a_file_is_taken(tmp_path: Path) -> None:
     [example] = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     file = tmp_path / "server.toml"
     file.write_text(example)
-    server, engine = choose({"config": str(file)}, {}).configs()
-    assert (server.port, server.max_queue, engine.kv_bytes) == (8080, 64, 1 << 30)
+    settings = serve_settings({"config": str(file)}, {})
+    assert (settings.server.port, settings.server.max_queue) == (8080, 64)
+    assert settings.engine.kv_memory == MemoryBytes(1 << 30)

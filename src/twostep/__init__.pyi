@@ -1,5 +1,5 @@
+from twostep.config.configs import EngineConfig as EngineConfig
 from twostep.engine.collector import Delta as Delta
-from twostep.engine.config import EngineConfig as EngineConfig
 from twostep.engine.llm import LLM as LLM
 from twostep.engine.outputs import RequestOutput as RequestOutput
 from twostep.engine.params import SamplingParams as SamplingParams

@@ -8,9 +8,9 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.asked import Prompt, conversations_of, is_conversation, params_of, priorities_of, prompts_of
 from twostep.engine.collector import Event
-from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
@@ -37,7 +37,8 @@ class LLM:
             for output in llm.generate(["Once upon a time", "The sea"], SamplingParams(max_tokens=8)):
                 print(output.choices[0].text)
 
-    `model`: a name that `twostep models` lists, or the path of a weight file. Other keywords: see `EngineConfig`.
+    `model`: a name that `twostep models` lists, or the path of a weight file. Other keywords: see `EngineConfig`;
+    `preset` sets defaults for a kind of traffic.
     Raises `TwostepError` for what cannot be loaded, `InvalidParameterError` for settings that are unknown, out of range
     or contradict themselves.
 
@@ -52,7 +53,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "smollm2-135m", **settings: Any) -> None:
-        config = EngineConfig.of(settings)
+        config = EngineConfig(**settings)
         self._engine = Engine(open_model(resolve(str(model), Progress())), config)
         self._shared = SharedEngine(self._engine)
         self._submitted = Call()
@@ -205,7 +206,7 @@ class LLM:
     def __repr__(self) -> str:
         settings = self._engine.settings
         name = self.model.path.name
-        return f"LLM({name!r}, max_num_seqs={settings.seats}, max_model_len={settings.context_tokens})"
+        return f"LLM({name!r}, max_num_seqs={settings.max_num_seqs}, max_model_len={settings.max_model_len})"
 
     def __enter__(self) -> Self:
         return self

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from support.fake_engine import ANSWER, FakeEngine
+from twostep.engine.kv_memory import kv_memory
 
 from twostep.batchfile.answers import AnswerFile
 from twostep.batchfile.lines import BatchFileError, check_lines
 from twostep.batchfile.run import MAX_OUTSTANDING
 from twostep.cli.batch import UnansweredError, answer_file
 from twostep.cli.main import main
-from twostep.engine.kv_memory import kv_memory
 from twostep.input_file import InputFile
 from twostep.model.loaded import LoadedModel, open_model
 

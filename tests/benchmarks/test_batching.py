@@ -102,7 +102,7 @@ def check_interrupted(served: Served) -> None:
 
 
 def test_twostep_serves_all_jobs_and_lets_the_newcomer_wait_for_its_moment() -> None:
-    settings = {"kv_blocks": 16, "skip_tokenizer_init": True, "chunking": "tokens=64"}
+    settings = {"kv_memory": "16 blocks", "skip_tokenizer_init": True, "chunking": "tokens=64"}
     engine = Twostep(open_model(STORIES), "test", max_num_seqs=2, **settings)
     served = engine.closed([Job([5, 6], 4), Job([7], 2), Job([8], 3)], outstanding=2)
     assert [trace.tokens for trace in served.traces] == [len(trace.token_s) for trace in served.traces] == [4, 2, 3]

@@ -172,7 +172,7 @@ def test_neither_company_nor_preemption_nor_who_makes_masks_matters(model: Loade
     together, preemptions = answers(model, prompt)
     assert together == alone
     assert preemptions == 0
-    tight, preemptions = answers(model, prompt, kv_blocks=24, max_model_len=256)
+    tight, preemptions = answers(model, prompt, kv_memory="24 blocks", max_model_len=256)
     assert tight == alone
     assert preemptions > 0
 

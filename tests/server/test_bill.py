@@ -326,8 +326,8 @@ SETTINGS = pytest.mark.parametrize(
         {"chunking": "tokens=32"},
         {"chunking": "time=2"},
         {"overlap": False, "max_num_seqs": 3},
-        {"kv_blocks": 36},
-        {"kv_blocks": 36, "priority_preempts": True, "chunking": "tokens=48"},
+        {"kv_memory": "36 blocks"},
+        {"kv_memory": "36 blocks", "priority_preempts": True, "chunking": "tokens=48"},
         {"batching": "static=8"},
     ],
     ids=["usual", "chunked", "time budget", "few seats", "few blocks", "urgent", "static"],
@@ -481,7 +481,7 @@ def test_whoever_leaves_early_is_billed_to_that_moment(turns: int) -> None:
 
 
 def test_nothing_of_those_that_waited_stays_behind() -> None:
-    with engine(kv_blocks=36) as made:
+    with engine(kv_memory="36 blocks") as made:
         for asked in CROWD:
             submit(made, asked)
         run(made)

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from support.http_server import NAME, Host, Served
 
+from twostep.config.configs import ServerConfig
 from twostep.errors import InvalidParameterError
 from twostep.openai_api.errors import ApiError
-from twostep.server.config import ServerConfig
 from twostep.server.http.inflating import Inflater
 from twostep.server.observe.log_lines import LogLines
 from twostep.server.observe.refusals_log import MAX_PATH, RefusalsLog
@@ -97,7 +97,7 @@ def test_pages_of_this_machine_may_call_it(server: Served, origin: str) -> None:
 
 
 def test_allowed_origins_are_let_in(server_host: Host) -> None:
-    with server_host.front(cors_origins=("https://chat.example", "null")) as front:
+    with server_host.front(allowed_origins=("https://chat.example", "null")) as front:
         assert post(front, Origin="https://chat.example").status_code == 200
         assert post(front, Origin="null").status_code == 200
         assert post(front, Origin="https://other.example").status_code == 403
@@ -213,7 +213,7 @@ def test_under_a_path_of_a_proxy(server_host: Host, stripped: bool) -> None:
 
 def test_the_description_without_a_path_or_a_key(server_host: Host) -> None:
     """Links are relative, so that it works under any path; and a browser could send no key."""
-    with server_host.front(api_keys=("key",)) as front:
+    with server_host.front(api_key=("key",)) as front:
         assert httpx.get(f"{front.url}/").headers["location"] == "docs"
         assert httpx.get(f"{front.url}/docs").status_code == 200
         assert "servers" not in httpx.get(f"{front.url}/openapi.json").json()

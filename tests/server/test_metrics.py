@@ -189,7 +189,7 @@ def served(settings: dict[str, Any], wrap: Any = None) -> tuple[dict[str, Reques
         return outputs, EngineHost(made, None).snapshot(), made  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("settings", [{}, {"chunking": "tokens=40"}, {"kv_blocks": 36}, {"overlap": False}])
+@pytest.mark.parametrize("settings", [{}, {"chunking": "tokens=40"}, {"kv_memory": "36 blocks"}, {"overlap": False}])
 def test_gaps_and_steps_of_a_run_add_up(settings: dict[str, Any]) -> None:
     """CASES 34: the first token is no gap; every other is one. What is counted live is what timelines say later."""
     outputs, snapshot, _ = served(settings)
@@ -222,7 +222,7 @@ def test_the_prefix_cache_counts_tokens() -> None:
 def test_the_hit_rate_does_not_decay() -> None:
     """CASES 15: a prefix that all share stays, however much else passes through a small cache."""
     shared, rates = prompt(96, seed=1), []
-    with engine(kv_blocks=30, max_num_seqs=2) as made:
+    with engine(kv_memory="30 blocks", max_num_seqs=2) as made:
         for i in range(240):
             made.submit(shared + prompt(20, seed=100 + i), SAMPLING)
             if i % 40 == 39:

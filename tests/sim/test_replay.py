@@ -13,6 +13,7 @@ import pytest
 from support.recorded_run import Workload, record, replays
 
 from twostep.cli.main import main
+from twostep.core.policies import TimeBudget
 from twostep.core.request import FinishReason
 from twostep.errors import RecordingError
 from twostep.recording.reader import Recording, Turn
@@ -100,7 +101,7 @@ def steps(lines: Lines) -> Lines:
 @pytest.fixture
 def timed(runs: dict[int, Path]) -> Path:
     """A run whose chunks follow measured times, with chunks and requests that wait."""
-    return next(path for path in runs.values() if Recording(path).header.settings.chunking == "time=30")
+    return next(path for path in runs.values() if Recording(path).header.settings.chunking == TimeBudget(30_000_000))
 
 
 def test_a_changed_plan_is_found_at_its_step(timed: Path) -> None:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig, ServerConfig
 from twostep.engine.process.client import EngineClient
 from twostep.engine.process.messages import Ready, Snapshot
 from twostep.model.loaded import LoadedModel, open_model
-from twostep.server.config import ServerConfig
 from twostep.server.http.listening import listen
 from twostep.server.run import Front
 from twostep.server.state import ServerState

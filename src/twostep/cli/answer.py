@@ -7,7 +7,8 @@ from time import perf_counter
 
 from twostep.cli.request import answer_limit, encode, print_notes
 from twostep.cli.statistics import engine_line, timeline_lines
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryShare
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import ChoiceOutput, RequestOutput
 from twostep.engine.params import SamplingParams
@@ -49,9 +50,9 @@ def _config(options: argparse.Namespace, tokens: int) -> EngineConfig:
     return EngineConfig(
         max_num_seqs=1,
         max_model_len=tokens,
-        max_step_tokens=STEP_TOKENS,
+        max_num_batched_tokens=STEP_TOKENS,
         chunking=f"tokens={STEP_TOKENS}",
-        kv_share=1.0,
+        kv_memory=MemoryShare(1.0),
         threads=options.threads,
         executor=options.executor,
         enable_prefix_caching=False,

@@ -6,8 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twostep.cli import engine_options
-from twostep.cli.request import check_threads
+from twostep.cli.options import engine_keywords
 from twostep.errors import InvalidParameterError, TwostepError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class UnansweredError(TwostepError):
 def run(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
     """`defaults` gives the default of an option: one that differs was given."""
     _check_options(options, defaults)
-    settings = engine_options.settings(options)
+    settings = engine_keywords(options)
     again = "the same command" if options.record is None else "the same command with another --record"
     answer_file(
         options.file, options.out, lambda: _load(options, settings), names(options),
@@ -111,7 +110,7 @@ def _load(options: argparse.Namespace, settings: Mapping[str, Any]) -> "Engine":
     from twostep.llm import LLM
     from twostep.terminal import StatusLine
 
-    llm = LLM(options.model, threads=options.threads, **settings)
+    llm = LLM(options.model, **settings)
     for line in llm.engine.describe():
         StatusLine().say(line)
     return llm
@@ -124,4 +123,3 @@ def _check_options(options: argparse.Namespace, defaults: Callable[[str], object
             raise InvalidParameterError(f"{shown} has no meaning with --file: its lines say what they ask for")
     if options.executor != "native" or options.stats:
         raise InvalidParameterError("--executor and --stats are for a single prompt, not for --file")
-    check_threads(options.threads)

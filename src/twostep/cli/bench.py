@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twostep.cli import connection, engine_options
-from twostep.cli.flags import naming_flags
-from twostep.cli.numbers import list_within, whole_within, within
+from twostep.cli import connection
+from twostep.cli.options import add_settings, list_within, naming_flags, whole_within, within
 from twostep.cli.subcommands import Subcommands
 from twostep.cli.workload import add_changes
 
@@ -41,7 +40,7 @@ def add_to(commands: Subcommands) -> None:
     _add_workload(parser.add_argument_group("workload"))
     _add_load(parser.add_argument_group("load"))
     _add_output(parser.add_argument_group("output"))
-    engine_options.add_to(parser.add_argument_group("engine, for --offline"))
+    add_settings(parser.add_argument_group("engine, for --offline"))
     parser.set_defaults(run=lambda options: run(options, parser))
 
 

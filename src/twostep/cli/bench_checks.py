@@ -3,8 +3,9 @@
 import argparse
 from collections.abc import Iterator
 
-from twostep.cli import connection, engine_options
+from twostep.cli import connection
 from twostep.cli.bench import MADE_UP
+from twostep.cli.options import ENGINE_NAMES
 
 FOR_SERVERS = (
     "url", *connection.OPTIONS, "header", "extra", "no_ignore_eos", "tokens_per_word", "token_ids", "stall_s",
@@ -28,8 +29,8 @@ def _of_reading(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def _of_measuring(options: argparse.Namespace) -> Iterator[str]:
-    for name in FOR_SERVERS if options.offline else engine_options.NAMES:
-        if getattr(options, name):
+    for name in FOR_SERVERS if options.offline else ENGINE_NAMES:
+        if getattr(options, name) not in (None, [], *([False] if options.offline else [])):
             whose = "a server; --offline has none" if options.offline else "--offline"
             yield f"--{name.replace('_', '-')} is for {whose}"
     if options.offline and options.endpoint != "completions":

@@ -21,9 +21,10 @@ from twostep.bench.load.run import run as run_load
 from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
 from twostep.bench.report.output import is_replaced
 from twostep.bench.report.result import Result, Run, Step, client_machine, workload_facts, write_result
-from twostep.cli import connection, engine_options
+from twostep.cli import connection
 from twostep.cli.bench import DEFAULT_URL
 from twostep.cli.bench_loads import Loads
+from twostep.cli.options import engine_keywords
 from twostep.errors import InvalidParameterError, TwostepError
 from twostep.terminal import StatusLine
 from twostep.turns import take_short_turns
@@ -94,7 +95,7 @@ def _runner(options: argparse.Namespace) -> Iterator[Runner]:
     if options.offline:
         from twostep.cli.bench_offline import Offline
 
-        with closing(Offline(options, engine_options.settings(options))) as offline:
+        with closing(Offline(options, engine_keywords(options))) as offline:
             yield offline.run
     else:
         yield partial(_run_served, options, _target(options))

@@ -25,7 +25,7 @@ class LocalPartner:
             temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
         )  # fmt: skip
         self.name = options.model or DEFAULT_MODEL
-        settings: dict[str, Any] = {"max_step_tokens": STEP_TOKENS, "chunking": f"tokens={STEP_TOKENS}"}
+        settings: dict[str, Any] = {"max_num_batched_tokens": STEP_TOKENS, "chunking": f"tokens={STEP_TOKENS}"}
         self._llm = LLM(self.name, max_num_seqs=1, threads=options.threads, **settings)
         print_notes(self._llm.model)
 

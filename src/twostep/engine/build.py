@@ -1,13 +1,13 @@
 """Makes what an engine consists of, from a model and the user's settings; refuses at once what cannot work."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
+from twostep.config.configs import EngineConfig, SchedulerSettings
+from twostep.config.values import MemoryShare
 from twostep.core.cost import CostModel
 from twostep.core.request import BLOCK_TOKENS, blocks_for
-from twostep.core.scheduler import Scheduler
-from twostep.engine.config import EngineConfig
+from twostep.core.scheduler import Scheduler, least_step_tokens
 from twostep.engine.host_memory import free_memory, plan_memory
 from twostep.errors import InvalidParameterError
 from twostep.kernels.native import NativeExecutor, packed_weight_bytes
@@ -16,12 +16,8 @@ from twostep.kernels.sampling import Sampler
 from twostep.kernels.step import Executor
 from twostep.kernels.threads import default_threads
 from twostep.model.loaded import LoadedModel
-from twostep.settings import Settings
 from twostep.spec.host import HostDemand
 from twostep.spec.memory import MemoryDemand, MemoryPlan
-
-DEFAULT_SHARE = 0.5
-"""Of free memory; the rest stays for others on this machine and for the system's cache of files."""
 
 
 class Sizing(NamedTuple):
@@ -29,23 +25,22 @@ class Sizing(NamedTuple):
 
     memory: MemoryPlan
     blocks: int
-    context_tokens: int
-    step_tokens: int
-    """Most tokens of a step."""
+    max_model_len: int
+    max_num_batched_tokens: int
 
     @property
     def longest(self) -> int:
         """Most tokens of a sequence: the context, or what the whole cache holds and one that is never computed."""
-        return min(self.context_tokens, self.blocks * BLOCK_TOKENS + 1)
+        return min(self.max_model_len, self.blocks * BLOCK_TOKENS + 1)
 
     def lines(self, config: EngineConfig) -> Iterator[str]:
         """The arithmetic, to print."""
-        yield from self.memory.arithmetic(self.context_tokens)
-        if self.longest < self.context_tokens:
+        yield from self.memory.arithmetic(self.max_model_len)
+        if self.longest < self.max_model_len:
             yield f"note: as the cache holds no more, prompt and answer have at most {self.longest} tokens together"
         if self.blocks < self.memory.blocks:
-            seats, context = config.max_num_seqs, self.context_tokens
-            yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
+            filled_by = f"{config.max_num_seqs} sequences of {self.max_model_len} tokens"
+            yield f"KV cache used: {self.blocks} blocks, all that {filled_by} can fill"
 
 
 def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> Sizing:
@@ -57,7 +52,8 @@ def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> S
     wanted = shape.context if config.max_model_len is None else config.max_model_len
     if not 2 <= wanted <= shape.context:
         raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
-    step_tokens = config.max_step_tokens or max(wanted, _least_step_tokens(config))
+    least = least_step_tokens(config.max_num_seqs, config.chunking)
+    step_tokens = config.max_num_batched_tokens or max(wanted, least)
     vocab = 0 if config.skip_tokenizer_init else shape.vocab
     demand = MemoryDemand(
         shape,
@@ -66,31 +62,19 @@ def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False) -> S
         config.max_num_seqs,
         host=HostDemand(vocab, config.threads or default_threads(), serves),
     )
-    share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
-    memory = plan_memory(
-        demand,
-        free_memory(),
-        share=share,
-        kv_bytes=config.kv_bytes,
-        kv_blocks=config.kv_blocks,
-        least_tokens=config.max_model_len or 2,
-    )
+    memory = plan_memory(demand, free_memory(), config.kv_memory, config.max_model_len or 2)
     useful = config.max_num_seqs * blocks_for(wanted)
-    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens)
+    is_share = isinstance(config.kv_memory, MemoryShare)
+    return Sizing(memory, min(memory.blocks, useful) if is_share else memory.blocks, wanted, step_tokens)
 
 
-def _least_step_tokens(config: EngineConfig) -> int:
-    with naming_settings():
-        return Settings((1,), seats=config.max_num_seqs, chunking=config.chunking).least_step_tokens
-
-
-def settings(config: EngineConfig, sizing: Sizing) -> Settings:
+def settings(config: EngineConfig, sizing: Sizing) -> SchedulerSettings:
     """The scheduler's part of the settings."""
-    return Settings(
+    return SchedulerSettings(
         blocks=(sizing.blocks,),
-        seats=config.max_num_seqs,
-        step_tokens=sizing.step_tokens,
-        context_tokens=sizing.context_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=sizing.max_num_batched_tokens,
+        max_model_len=sizing.max_model_len,
         batching=config.batching,
         chunking=config.chunking,
         admission=config.admission,
@@ -98,20 +82,13 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
     )
 
 
-def scheduler(settings: Settings, cost: CostModel) -> Scheduler:
+def scheduler(settings: SchedulerSettings, cost: CostModel) -> Scheduler:
     """A scheduler that plans with `cost`, and teaches it.
 
     Raises `InvalidParameterError` for settings that contradict each other.
     """
-    with naming_settings():
-        return Scheduler(settings.config(), cost)
-
-
-@contextmanager
-def naming_settings() -> Iterator[None]:
-    """The scheduler's errors are a user's."""
     try:
-        yield
+        return Scheduler(settings.config(), cost)
     except ValueError as error:
         raise InvalidParameterError(str(error)) from None
 
@@ -138,7 +115,7 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
         return Kernels(ReferenceExecutor(model.network, sizing.blocks), Sampler(vocab), "numpy", 1)
     native = NativeExecutor(model.network, sizing.blocks, threads=config.threads or default_threads())
     try:
-        native.reserve(sizing.step_tokens, config.max_num_seqs)
+        native.reserve(sizing.max_num_batched_tokens, config.max_num_seqs)
     except BaseException:
         native.close()
         raise

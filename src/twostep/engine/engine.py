@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from platform import machine, python_version
 
+from twostep.config.configs import EngineConfig
+from twostep.config.values import text_of
 from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.loop import Abort, EngineLoop
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
 from twostep.engine.collector import Event
-from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.step.executor import KernelExecutor
@@ -68,7 +69,7 @@ class Engine:
             self.kernels.executor,
             self.kernels.sampler,
             config.max_num_seqs,
-            blocks_for(self.sizing.context_tokens),
+            blocks_for(self.sizing.max_model_len),
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
         )
@@ -101,8 +102,9 @@ class Engine:
         yield from self.sizing.lines(self.config)
         s = self.settings
         yield f"kernels: {self.kernels.isa}, {self.kernels.threads} threads"
-        yield f"scheduler: {s.seats} sequences at a time, {s.batching} batching, admission {s.admission}"
-        yield f"steps: at most {s.step_tokens} tokens, prompts cut by {s.chunking}; context {s.context_tokens}"
+        batching, chunking = text_of(s.batching), text_of(s.chunking)
+        yield f"scheduler: {s.max_num_seqs} sequences at a time, {batching} batching, admission {s.admission}"
+        yield f"steps: at most {s.max_num_batched_tokens} tokens, prompts cut by {chunking}; context {s.max_model_len}"
         if not self.config.skip_tokenizer_init:
             yield from self.model.tokenizer.vocabulary.notes()
 
@@ -249,7 +251,7 @@ class Engine:
 
     def _answer_limit(self, prompt_tokens: int, params: SamplingParams) -> int:
         """Where no length is asked for, it is what context and cache leave; what is asked for has to fit."""
-        limit = params.answer_limit(prompt_tokens, self.sizing.context_tokens)
+        limit = params.answer_limit(prompt_tokens, self.sizing.max_model_len)
         room = self.sizing.longest - prompt_tokens
         return limit if params.max_tokens else max(1, params.min_tokens, min(limit, room))
 

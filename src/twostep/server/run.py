@@ -16,14 +16,13 @@ from types import FrameType
 import uvicorn
 
 from twostep.background import background_output
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig, ServerConfig
 from twostep.engine.process.client import EngineClient
 from twostep.engine.process.messages import Ready
 from twostep.errors import TwostepError
 from twostep.model.loaded import open_model
 from twostep.openai_api.errors import ApiError
 from twostep.server.app import create_app
-from twostep.server.config import ServerConfig
 from twostep.server.http.connections import LOOK_S, Connection
 from twostep.server.http.listening import Listeners, listen
 from twostep.server.state import ServerState
@@ -55,10 +54,10 @@ def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announc
     Raises `TwostepError` if the address or the model cannot be used, or the settings not with this model, and
     `EngineDiedError` if the engine keeps dying. While it lasts, writing to standard output and error never waits.
     """
-    names = config.served_model_names or (path.name.removesuffix(".gguf"),)
+    names = config.served_model_name or (path.name.removesuffix(".gguf"),)
     model = open_model(path)
     with listen(config) as listeners, background_output() as dropped_lines:
-        config = replace(config, port=listeners.port, served_model_names=names)
+        config = replace(config, port=listeners.port, served_model_name=names)
         state = ServerState(config, model, names, loopback=listeners.loopback, dropped_lines=dropped_lines)
         asyncio.run(_serve(state, engine_config, listeners, announce))
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
 
+from twostep.config.configs import ServerConfig
 from twostep.engine.process.client import EngineClient
 from twostep.engine.process.messages import Ready
 from twostep.model.loaded import LoadedModel
 from twostep.openai_api.errors import ApiError
 from twostep.openai_api.room import Room
 from twostep.server.api.forms import FormCheck
-from twostep.server.config import ServerConfig
 from twostep.server.http.admission_queue import Places
 from twostep.server.http.bodies import Bodies
 from twostep.server.http.in_flight import Flights
@@ -91,7 +91,7 @@ class ServerState:
         client.unawaited = self.ledger.late
         client.ping()  # so that there are metrics before the first request
         if first:  # requests of an engine that died may still hold places
-            self.places = Places(ready.settings.seats + self.config.max_queue)
+            self.places = Places(ready.settings.max_num_seqs + self.config.max_queue)
         self.room = Room.of(ready.longest, self.model.tokenizer)
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ from socket import socketpair
 from time import monotonic
 from typing import Self
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.collector import Event
-from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.process.messages import (
     Accepted,

@@ -14,8 +14,8 @@ from threading import Thread
 from time import sleep
 from traceback import print_exc
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.collector import Event
-from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.process.messages import (
     Accepted,

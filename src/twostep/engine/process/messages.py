@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twostep.config.configs import EngineConfig, SchedulerSettings
 from twostep.core.request import FinishReason
 from twostep.engine.collector import Event
-from twostep.engine.config import EngineConfig
 from twostep.engine.params import SamplingParams
 from twostep.engine.timing.meter import Measured
-from twostep.settings import Settings
 
 # --- to the engine ------------------------------------------------------------------------------------------------
 
@@ -55,7 +54,7 @@ ToEngine = Load | Submit | Cancel | Ping
 class Ready:
     """The model is loaded. `lines` describe the effective settings, with the arithmetic behind the KV cache."""
 
-    settings: Settings
+    settings: SchedulerSettings
     lines: tuple[str, ...]
     isa: str
     threads: int

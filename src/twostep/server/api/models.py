@@ -5,8 +5,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from twostep.config.effective import config_answer
 from twostep.openai_api.errors import ApiError
-from twostep.server.effective import effective
 from twostep.server.http.slices import JsonReply
 from twostep.server.state import ServerState
 
@@ -31,7 +31,7 @@ class Models:
     async def config(self, request: Request) -> Response:
         """The effective settings, who set them, and the arithmetic behind them."""
         _, ready = self._state.engine()
-        return JsonReply(effective(self._state.config, ready))
+        return JsonReply(config_answer(self._state.config, ready))
 
     def _model(self, name: str) -> dict[str, Any]:
         _, ready = self._state.engine()

@@ -8,8 +8,8 @@ from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from twostep.config.configs import ServerConfig
 from twostep.errors import TwostepError
-from twostep.server.config import ServerConfig
 
 TRIES = 8
 """With port 0 and several addresses: the port that is free on the first may be in use on another."""
@@ -51,7 +51,7 @@ class Listeners:
 
 
 def listen(config: ServerConfig) -> Listeners:
-    """Listens on every address of `config.hosts`. `::` takes IPv4 too where the system does, unless an IPv4 address is
+    """Listens on every address of `config.host`. `::` takes IPv4 too where the system does, unless an IPv4 address is
     among the hosts. Raises `AddressError`."""
     for tries_left in reversed(range(TRIES)):
         with ExitStack() as opened:
@@ -78,7 +78,7 @@ class _Place(NamedTuple):
 
 def _bound(config: ServerConfig) -> Iterator[socket.socket]:
     """In the order of the hosts; the first one's port is that of all. Raises `AddressError`."""
-    port, hosts = config.port, {host: _places(host, config.port) for host in config.hosts}
+    port, hosts = config.port, {host: _places(host, config.port) for host in config.host}
     taken: set[tuple[Any, ...]] = set()
     has_ipv4 = any(place.family == socket.AF_INET for places in hosts.values() for place in places)
     for host, places in hosts.items():
