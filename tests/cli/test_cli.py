@@ -131,7 +131,7 @@ class TestGenerate:
         [
             (["--max-tokens", "9000"], r"--max-tokens is 9000; at most 81\d\d fit: context of 8192 tokens, \d+ of"),
             (["--max-tokens", "0"], "--max-tokens is 0; it has to be at least 1"),
-            (["--threads", "-2"], "--threads is -2; it has to be at least 1"),
+            (["--threads", "-2"], "--threads is '-2'; it has to be an integer from 1 to the number of CPUs"),
             (["--temperature", "nan"], "temperature is nan; it has to be a number from 0"),
             (["--temperature", "-1"], "temperature is -1.0; it has to be a number from 0"),
             (["--top-p", "1.5"], "top_p is 1.5; it has to be a number from 0 to 1"),
@@ -345,7 +345,7 @@ def test_a_path_that_no_system_takes() -> None:
 
 
 def test_more_threads_than_cpus() -> None:
-    assert "this machine has" in complaint("generate", PROMPT, "--threads", "100000")
+    assert "from 1 to the number of CPUs, which is" in complaint("generate", PROMPT, "--threads", "100000")
 
 
 def test_weights_that_are_no_numbers(default_model_path: Path, tmp_path: Path) -> None:

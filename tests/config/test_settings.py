@@ -96,6 +96,8 @@ def test_every_text_reads_back(ns: int, count: int, by_share: bool) -> None:
         ("batching", "static=4,wait=-1"),
         ("admission", fcfs),
         ("kv_memory", MemoryShare(2)),
+        ("kv_memory", MemoryShare(-0.1)),
+        ("kv_memory", MemoryShare(float("inf"))),
         ("kv_memory", MemoryShare(float("nan"))),
         ("kv_memory", MemoryBytes(0)),
         ("kv_memory", MemoryBlocks(-1)),

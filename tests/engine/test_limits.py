@@ -17,6 +17,7 @@ from support.engines import (
     watching,
 )
 
+from twostep.config.values import MemoryBlocks
 from twostep.engine.collector import Delta
 from twostep.engine.engine import Engine
 from twostep.engine.params import SamplingParams
@@ -84,7 +85,7 @@ def test_buffers_follow_the_steps_budget_not_the_context() -> None:
 
     narrow = buffer_bytes(max_num_batched_tokens=264, max_model_len=512)
     assert narrow == buffer_bytes(max_num_batched_tokens=264, max_model_len=32)
-    assert narrow == buffer_bytes(max_num_batched_tokens=264, kv_memory="9 blocks" * PLENTY)
+    assert narrow == buffer_bytes(max_num_batched_tokens=264, kv_memory=MemoryBlocks(9 * PLENTY))
     assert 2 * narrow > buffer_bytes(max_num_batched_tokens=512) > narrow
 
 

@@ -211,10 +211,18 @@ def test_what_cannot_have_been_is_the_file_s_fault(timed: Path) -> None:
         tampered(timed, twice)
 
 
-def test_settings_that_contradict_each_other_are_named(timed: Path) -> None:
+def test_a_setting_that_is_not_allowed_is_named(timed: Path) -> None:
     copy = timed.with_suffix(".settings")
     copy.write_bytes(timed.read_bytes().replace(b'"time=30"', b'"time=soon"', 1))
-    with pytest.raises(RecordingError, match="line 1: chunking is 'time=soon'; it has to be"):
+    with pytest.raises(RecordingError, match="line 1: settings: chunking is 'time=soon'; it has to be"):
+        replay(Recording(copy))
+
+
+def test_settings_that_contradict_each_other_are_named(timed: Path) -> None:
+    copy = timed.with_suffix(".contradiction")
+    wide = re.sub(rb'"max_num_batched_tokens":\d+', b'"max_num_batched_tokens":9', timed.read_bytes(), count=1)
+    copy.write_bytes(wide)
+    with pytest.raises(RecordingError, match="its settings, in line 1: max_num_batched_tokens is 9; it has to be"):
         replay(Recording(copy))
 
 

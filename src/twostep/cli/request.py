@@ -1,7 +1,6 @@
 """From what the command line says to what an executor is asked: the prompt's tokens and how long the answer may be."""
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -21,15 +20,6 @@ def check_options(options: argparse.Namespace) -> None:
         raise InvalidParameterError("--threads is for the native executor; the reference follows numpy")
     if options.max_tokens is not None and options.max_tokens < 1:
         raise InvalidParameterError(f"--max-tokens is {options.max_tokens}; it has to be at least 1")
-    check_threads(options.threads)
-
-
-def check_threads(threads: int | None) -> None:
-    """Raises `InvalidParameterError` for none at all and for more than the machine has CPUs."""
-    if threads is not None and threads < 1:
-        raise InvalidParameterError(f"--threads is {threads}; it has to be at least 1")
-    if threads is not None and threads > (cpus := os.cpu_count() or 1):
-        raise InvalidParameterError(f"--threads is {threads}; this machine has {cpus} CPUs, and more only wait")
 
 
 def read_prompt(options: argparse.Namespace) -> str:

@@ -138,6 +138,11 @@ class SchedulerSettings:
         values = {row.name: value_of(row, given[row.name]) if row.name in given else row.default for row in rows}
         _fill(self, {"blocks": tuple(blocks), "windows": tuple(windows), **values})
 
+    def to_json(self) -> dict[str, Any]:
+        """All settings as the table writes JSON."""
+        values = {row.name: row.show(getattr(self, row.name)) for row in of_parts("scheduler")}
+        return {"blocks": list(self.blocks), "windows": list(self.windows), **values}
+
     def config(self) -> SchedulerConfig:
         """Raises `ValueError` that names the setting, its value and what is allowed."""
         chunking = self.chunking

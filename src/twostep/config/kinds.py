@@ -211,6 +211,7 @@ def batching() -> Kind:
 def admission() -> Kind:
     """Which waiting request is admitted first."""
     names = tuple(AdmissionOrder)
+
     def check(value: object) -> AdmissionOrder:
         if not isinstance(value, str):
             raise ValueError

@@ -36,7 +36,7 @@ def new_header(settings: SchedulerSettings, about: Mapping[str, str]) -> Header:
 
 def encode_header(header: Header) -> dict[str, object]:
     return {
-        MARK: FORMAT, "twostep": header.twostep, "settings": _encode_settings(header.settings),
+        MARK: FORMAT, "twostep": header.twostep, "settings": header.settings.to_json(),
         "about": dict(header.about),
     }  # fmt: skip
 
@@ -55,12 +55,6 @@ def decode_header(value: object) -> Header:
         text(value.get("twostep"), "twostep"),
         {key: text(item, f"about: {key}") for key, item in about.items()},
     )
-
-
-def _encode_settings(settings: SchedulerSettings) -> dict[str, object]:
-    """As the table of settings writes JSON."""
-    values = {row.name: row.show(getattr(settings, row.name)) for row in of_parts("scheduler")}
-    return {"blocks": list(settings.blocks), "windows": list(settings.windows), **values}
 
 
 def _decode_settings(values: Mapping[str, object]) -> SchedulerSettings:
