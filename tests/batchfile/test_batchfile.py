@@ -321,7 +321,7 @@ KV_MEMORY = (
         (["--stats"], "--executor and --stats are for a single prompt, not for --file"),
         (
             ["--threads", "0"],
-            f"--threads is '0'; it has to be an integer from 1 to the number of CPUs, which is {CPUS} here",
+            f"--threads is '0'; {THREADS}",
         ),
         (["--kv-memory", "2"], f"--kv-memory is '2'; {KV_MEMORY}"),
         (["--kv-memory", "2 GiBs"], f"--kv-memory is '2 GiBs'; {KV_MEMORY}"),

@@ -138,7 +138,7 @@ def test_a_key_is_wanted_but_not_shown() -> None:
 
 def test_an_open_door_is_mentioned() -> None:
     with serving(*SMALL, "--host", "0.0.0.0") as (_, lines):
-        assert "note: whoever reaches 0.0.0.0 may use it: no --api-key is set" in lines
+        assert "note: anyone who can reach 0.0.0.0 may use the server: no --api-key is set" in lines
         assert address_of(lines).startswith("http://127.0.0.1:")
 
 
@@ -151,7 +151,7 @@ def test_ipv4_and_ipv6_are_served_and_what_is_printed_answers() -> None:
         for other in (f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
             answer = ask(f"{other}/v1/completions", {"model": "two", "prompt": "One", "max_tokens": 1})
             assert answer["model"] == "two"
-        assert "note: whoever reaches :: may use it: no --api-key is set" in lines
+        assert "note: anyone who can reach :: may use the server: no --api-key is set" in lines
 
 
 def test_several_hosts_are_served_and_named() -> None:
@@ -187,7 +187,7 @@ def test_a_port_in_use() -> None:
         ([*SMALL, "--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
         ([*SMALL, "--kv-memory", "1KiB"], "the KV cache does not hold "),
         (["--port", "x"], "--port is 'x'; it has to be an integer"),
-        (["--itl-budget", "10", "--chunking", "none"], "itl_budget and chunking (--itl-budget, --chunking) both say"),
+        (["--itl-budget", "10", "--chunking", "none"], "--itl-budget and --chunking set the same thing"),
     ],
 )
 def test_what_cannot_be_served(arguments: list[str], problem: str) -> None:

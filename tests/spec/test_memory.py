@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.tiny import TINY, tiny_network
 
-from twostep.config.values import MemoryBlocks, MemoryBytes, MemoryShare
+from twostep.config.values import KvMemory, MemoryBlocks, MemoryBytes, MemoryShare
 from twostep.engine.host_memory import plan_memory
 from twostep.errors import MemoryPlanError
 from twostep.kernels.native import NativeError, NativeExecutor, packed_weight_bytes
