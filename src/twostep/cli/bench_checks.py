@@ -29,10 +29,12 @@ def _of_reading(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def _of_measuring(options: argparse.Namespace) -> Iterator[str]:
-    for name in FOR_SERVERS if options.offline else ENGINE_NAMES:
-        if getattr(options, name) not in (None, [], *([False] if options.offline else [])):
-            whose = "a server; --offline has none" if options.offline else "--offline"
-            yield f"--{name.replace('_', '-')} is for {whose}"
+    if options.offline:
+        misplaced, whose = [name for name in FOR_SERVERS if getattr(options, name)], "a server; --offline has none"
+    else:
+        misplaced, whose = [name for name in ENGINE_NAMES if getattr(options, name) is not None], "--offline"
+    for name in misplaced:
+        yield f"--{name.replace('_', '-')} is for {whose}"
     if options.offline and options.endpoint != "completions":
         yield f"--endpoint {options.endpoint} is for a server; --offline has none"
     yield from _of_loads(options)
