@@ -10,8 +10,7 @@ from typing import Any
 
 from benchmarks.report import fill
 from twostep.cli.options import default_text
-from twostep.config.presets import PRESETS
-from twostep.config.settings import BY_NAME, SETTINGS, Setting
+from twostep.config.settings import BY_NAME, PRESETS, SETTINGS, Setting
 from twostep.openai_api.known_fields import KNOWN, ORIGINS, Hint, Refused
 
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"

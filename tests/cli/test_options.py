@@ -8,8 +8,7 @@ import pytest
 from twostep.cli import bench, generate, serve
 from twostep.cli.options import ENGINE_SETTINGS, default_text, engine_keywords
 from twostep.config.configs import EngineConfig, serve_settings
-from twostep.config.presets import PRESETS
-from twostep.config.settings import BY_NAME
+from twostep.config.settings import BY_NAME, PRESETS
 from twostep.errors import InvalidParameterError
 
 COMMANDS = {"serve": serve, "bench": bench, "generate": generate}

@@ -11,8 +11,7 @@ import pytest
 
 from twostep.config.configs import EngineConfig, SchedulerSettings, ServerConfig, serve_settings
 from twostep.config.effective import config_answer, config_schema, effective_lines
-from twostep.config.presets import PRESETS
-from twostep.config.settings import BY_NAME, ENGINE_PARTS, FLAGGED, PRESET_NAMES, of_parts
+from twostep.config.settings import BY_NAME, ENGINE_PARTS, FLAGGED, PRESETS, of_parts
 from twostep.config.sources import service_links, value_of
 from twostep.config.values import MemoryBytes, MemoryShare, text_of
 from twostep.core.policies import TimeBudget, TokenBudget, Unchunked
@@ -67,10 +66,6 @@ def test_a_default_is_a_value_that_may_be_given(name: str) -> None:
 
 def test_the_default_model_is_in_the_catalogue() -> None:
     assert BY_NAME["model"].default == DEFAULT_MODEL
-
-
-def test_the_presets_are_those_of_the_table() -> None:
-    assert tuple(PRESETS) == PRESET_NAMES
 
 
 # --- precedence ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from twostep.config.presets import PRESETS
-from twostep.config.settings import BY_NAME, ENGINE_PARTS, FLAGGED, Setting
+from twostep.config.settings import BY_NAME, ENGINE_PARTS, FLAGGED, PRESETS, Setting
 from twostep.errors import InvalidParameterError
 
 # --- settings -----------------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from twostep.cli.options import add_settings, given_settings
 from twostep.cli.subcommands import Subcommands
-from twostep.config.presets import SERVER_PRESET
-from twostep.config.settings import FLAGGED, Setting
+from twostep.config.settings import FLAGGED, SERVER_PRESET, Setting
 
 if TYPE_CHECKING:
     from twostep.config.configs import ServerConfig

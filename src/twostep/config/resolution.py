@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twostep.config.presets import SERVER_PRESET, adjusted, from_preset
-from twostep.config.settings import ENGINE_PARTS, Part, of_parts
+from twostep.config.settings import ENGINE_PARTS, PRESETS, SERVER_PRESET, Part, of_parts
 from twostep.config.sources import Given, Layer, defaults, from_environment, from_file, from_flags, from_keywords
 from twostep.config.values import AdmissionOrder, text_of
 from twostep.core.policies import TokenBudget, Unchunked
@@ -52,8 +51,8 @@ def resolved(said: Layer, preset: str | None = None) -> Resolution:
     unsaid["preset"] = unsaid["preset"]._replace(value=preset)
     name = said.get("preset", unsaid["preset"]).value
     if name is not None:
-        unsaid |= from_preset(name)
-    resolution = Resolution(said, adjusted(unsaid, said))
+        unsaid |= _from_preset(name)
+    resolution = Resolution(said, _adjusted(unsaid, said))
     _check_together(resolution)
     return resolution
 
@@ -61,6 +60,68 @@ def resolved(said: Layer, preset: str | None = None) -> Resolution:
 def served_name(model: str) -> str:
     """What requests call a model that the user calls so."""
     return Path(model).name.removesuffix(".gguf")
+
+
+# --- defaults -----------------------------------------------------------------------------------------------------
+
+
+def _from_preset(name: str) -> Layer:
+    """The preset's settings; `name` has been checked."""
+    by = f"preset {name}"
+    return {setting: Given(value, by, f"{setting} ({by})") for setting, value in PRESETS[name].items()}
+
+
+def _adjusted(defaults: Layer, said: Layer) -> Layer:
+    """The defaults, changed where what the user said needs it; each changed one names its cause.
+
+    The user's own settings stay as they are: if they contradict each other, they are refused. None for
+    `max_num_batched_tokens` means as many as the longest request has, which is known when the model is loaded.
+    """
+    adjusting = _Adjusting(defaults, said)
+    adjusting.fit_chunks()
+    adjusting.fit_decodes()
+    return adjusting.defaults
+
+
+class _Adjusting:
+    def __init__(self, defaults: Layer, said: Layer) -> None:
+        self.defaults, self._said = dict(defaults), said
+        self._by = {name: given.by for name, given in defaults.items()}
+
+    def _value(self, name: str) -> Any:
+        return self._said.get(name, self.defaults[name]).value
+
+    def _move(self, name: str, value: object, because: str) -> None:
+        by = f"{self._by[name]}, moved by {self._said[because].called}"
+        self.defaults[name] = Given(value, by, f"{name} ({by})")
+
+    def fit_chunks(self) -> None:
+        """A step has to hold a chunk; if prompts are not cut, it has to hold the longest prompt."""
+        chunking, widest = self._value("chunking"), self._value("max_num_batched_tokens")
+        chunk_tokens = chunking.budget_tokens if isinstance(chunking, TokenBudget) else None
+        if "max_num_batched_tokens" in self._said:
+            if "chunking" not in self._said and chunk_tokens and widest and chunk_tokens > widest:
+                self._move("chunking", TokenBudget(widest), "max_num_batched_tokens")
+        elif isinstance(chunking, Unchunked):
+            longest = self._value("max_model_len")
+            self._move("max_num_batched_tokens", longest, "chunking")
+        elif chunk_tokens and chunk_tokens > widest:
+            self._move("max_num_batched_tokens", chunk_tokens, "chunking")
+
+    def fit_decodes(self) -> None:
+        """A step has to hold a token of each sequence, beside what prompts need."""
+        max_num_seqs, widest = self._value("max_num_seqs"), self._value("max_num_batched_tokens")
+        least = least_step_tokens(max_num_seqs, self._value("chunking"))
+        if widest is None or widest >= least:
+            return
+        if "max_num_batched_tokens" not in self._said:
+            because = "max_num_seqs" if "max_num_seqs" in self._said else "chunking"
+            self._move("max_num_batched_tokens", least, because)
+        elif "max_num_seqs" not in self._said:
+            self._move("max_num_seqs", max(1, widest - (least - max_num_seqs)), "max_num_batched_tokens")
+
+
+# --- contradictions -----------------------------------------------------------------------------------------------
 
 
 def _check_together(resolution: Resolution) -> None:

@@ -5,19 +5,48 @@ A setting `max_num_seqs` is `--max-num-seqs`, `TWOSTEP_MAX_NUM_SEQS`, `max_num_s
 Imports nothing heavy: every `--help` reads this.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from twostep.config import kinds
 from twostep.config.kinds import Kind
-from twostep.config.values import AdmissionOrder, MemoryShare
-from twostep.core.policies import Continuous, TokenBudget
+from twostep.config.values import NS_PER_MS, AdmissionOrder, MemoryShare
+from twostep.core.policies import Continuous, TimeBudget, TokenBudget
 from twostep.core.request import BLOCK_TOKENS
 
 PREFIX = "TWOSTEP_"
 LEAST_S = 0.1
 """A shorter limit on waiting would end healthy requests and servers."""
-PRESET_NAMES = ("chat", "rag", "batch")
+
+SERVER_PRESET = "chat"
+"""What `twostep serve` takes if the user names none. Other commands and `LLM` then use the table's defaults."""
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # Short prompts, many turns, users watch the stream: steady latency for a moderate number of people.
+    "chat": {
+        "enable_prefix_caching": True,
+        "chunking": TimeBudget(50 * NS_PER_MS),
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 512,
+    },
+    # Long prompts over shared documents, short answers. With no decodes to delay, the time budget gives way to its
+    # ceiling, and a step may be wide.
+    "rag": {
+        "enable_prefix_caching": True,
+        "chunking": TimeBudget(100 * NS_PER_MS),
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 1024,
+    },
+    # Throughput only. Kernels reach full speed at a few hundred tokens a step; wider steps than these would only delay
+    # cancellations and pings.
+    "batch": {
+        "enable_prefix_caching": True,
+        "chunking": TokenBudget(1024),
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 1024,
+    },
+}
 
 Part = Literal["start", "server", "scheduler", "engine"]
 ENGINE_PARTS: tuple[Part, ...] = ("scheduler", "engine")
@@ -84,7 +113,7 @@ SETTINGS = (
         default="smollm2-135m",
     ),
     Setting(
-        "preset", "start", kinds.choice(*PRESET_NAMES), "PRESET",
+        "preset", "start", kinds.choice(*PRESETS), "PRESET",
         "defaults for a kind of traffic: chat, rag or batch",
     ),
     Setting(
