@@ -211,7 +211,7 @@ def test_a_child_writes_nothing_to_its_parent_s_files(default_model_path: Path, 
         worker.stdin.write(b'"add_generation_prompt": true, "tools": null}}\\n')
         worker.stdin.flush()
         assert b"of the parent" in worker.stdout.readline()
-        assert "hello" in template.render(HELLO)
+        assert "hello" in template.render(HELLO).text
         llm.generate([5], SHORT, progress=False)
         size = os.path.getsize({str(tmp_path / "run")!r})
         assert in_child(lambda: llm.close()) == 0
