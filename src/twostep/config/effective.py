@@ -85,10 +85,14 @@ def config_schema() -> dict[str, Any]:
     rows = {
         setting.name: _object({"value": setting.schema(), "set_by": text}) for setting in FLAGGED
     }  # fmt: skip
-    lines = {"type": "array", "items": text}
-    return _object({
-        "settings": _object(rows), "kv_blocks": {"type": "integer"}, "instruction_set": text, "arithmetic": lines,
-    })  # fmt: skip
+    return _object(
+        {
+            "settings": {"type": "object", "properties": rows},
+            "kv_blocks": {"type": "integer"},
+            "instruction_set": text,
+            "arithmetic": {"type": "array", "items": text},
+        }
+    )
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
