@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.jobs import prompt
 from benchmarks.measurement import Spread, say, spread
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryBlocks
 from twostep.core.loop import StepExecutor
 from twostep.core.plan import Step, StepResult
-from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.params import SamplingParams
 from twostep.model.loaded import LoadedModel, open_model
@@ -77,7 +78,7 @@ def _summary(model: str, overlap: bool, effort: Effort, runs: list[Elapsed]) -> 
 def _decode(model: LoadedModel, effort: Effort, overlap: bool, run: int) -> Elapsed:
     tokens = effort.steps + 4 * WARM_STEPS
     blocks = effort.batch * (CONTEXT + tokens + 32) // 16
-    engine = Engine(model, EngineConfig(max_num_seqs=effort.batch, kv_blocks=blocks, overlap=overlap))
+    engine = Engine(model, EngineConfig(max_num_seqs=effort.batch, kv_memory=MemoryBlocks(blocks), overlap=overlap))
     try:
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         for i in range(effort.batch):

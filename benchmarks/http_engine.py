@@ -20,7 +20,7 @@ from benchmarks.jobs import Job, Stall, prompt
 from benchmarks.loading import COMMAND
 from benchmarks.measurement import EngineError
 from benchmarks.traces import Served
-from twostep.server.options import SETTINGS
+from twostep.config.settings import SETTINGS
 
 START_LIMIT_S, END_LIMIT_S = 600, 15
 POLL_S = 0.05

@@ -40,7 +40,7 @@ def engines(model: LoadedModel, effort: Effort, chunkings: Sequence[str], prefix
     """One Twostep engine per chunking, named `prefix` + chunking; a step has room for the whole newcomer."""
     room = effort.newcomer + 512
     return [
-        Twostep(model, "", prefix + chunking, chunking=chunking, max_num_seqs=8, max_step_tokens=room)
+        Twostep(model, "", prefix + chunking, chunking=chunking, max_num_seqs=8, max_num_batched_tokens=room)
         for chunking in chunkings
     ]
 

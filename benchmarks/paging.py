@@ -6,8 +6,8 @@ from statistics import mean
 
 from benchmarks.measurement import Spread, say, spread
 from benchmarks.scheduler_rig import Rig
+from twostep.config.configs import SchedulerSettings
 from twostep.core.request import BLOCK_TOKENS, blocks_for
-from twostep.settings import Settings
 
 MOST_TOKENS = 2048
 """Tokens that a contiguous cache reserves per request."""
@@ -78,7 +78,12 @@ def _steady(effort: Effort, run: int) -> Steady:
     """Prompts of 32 to 512 tokens, answers of 16 to 256, with enough waiting requests that only memory is the limit."""
     generator = Random(run)
     rig = Rig(
-        Settings(blocks=(effort.blocks,), seats=effort.blocks, step_tokens=4 * effort.blocks, chunking="tokens=1024"),
+        SchedulerSettings(
+            blocks=(effort.blocks,),
+            max_num_seqs=effort.blocks,
+            max_num_batched_tokens=4 * effort.blocks,
+            chunking="tokens=1024",
+        ),
         hashing=False,
     )
     found = []

@@ -6,7 +6,8 @@ from statistics import mean
 from benchmarks.jobs import Job, prompt
 from benchmarks.measurement import Spread, say, spread
 from benchmarks.serving_engines import Session
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryBlocks
 from twostep.engine.engine import Engine
 from twostep.model.loaded import LoadedModel
 
@@ -44,7 +45,10 @@ class PrefixPoint:
 def measure(model: LoadedModel, effort: Effort) -> list[PrefixPoint]:
     """Two engines take turns and are kept for all runs, so that the cache is full of earlier prompts."""
     engines = [
-        Engine(model, EngineConfig(max_num_seqs=SLOTS_USED, kv_blocks=BLOCKS, enable_prefix_caching=caching))
+        Engine(
+            model,
+            EngineConfig(max_num_seqs=SLOTS_USED, kv_memory=MemoryBlocks(BLOCKS), enable_prefix_caching=caching),
+        )
         for caching in (False, True)
     ]
     try:

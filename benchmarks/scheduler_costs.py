@@ -6,10 +6,10 @@ from statistics import mean, median
 
 from benchmarks.measurement import Spread, say, spread
 from benchmarks.scheduler_rig import Rig, Turn, step_ns
+from twostep.config.configs import SchedulerSettings
 from twostep.core.cost import StepShape
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.metrics.summary import percentile
-from twostep.settings import Settings
 
 CHUNKINGS = ("tokens", "time")
 """Chunking by tokens, and by time, whose cost model predicts and learns in every step."""
@@ -134,14 +134,14 @@ def _standing_rig(chunking: str, standing: int, steps: int, *, spare_tokens: int
     return rig
 
 
-def _settings(chunking: str, standing: int, spare_tokens: int, blocks: int) -> Settings:
+def _settings(chunking: str, standing: int, spare_tokens: int, blocks: int) -> SchedulerSettings:
     tokens = standing + spare_tokens
     budget_ms = step_ns(StepShape(tokens, spare_tokens * LONG_PROMPT, 0, standing * CONTEXT, standing)) / 1e6
-    return Settings(
+    return SchedulerSettings(
         blocks=(blocks,),
-        seats=standing + 4 * TOGETHER,
-        step_tokens=standing + 2 * LONG_PROMPT,
-        context_tokens=1 << 20,
+        max_num_seqs=standing + 4 * TOGETHER,
+        max_num_batched_tokens=standing + 2 * LONG_PROMPT,
+        max_model_len=1 << 20,
         chunking=f"tokens={tokens}" if chunking == "tokens" else f"time={budget_ms:.0f}",
     )
 

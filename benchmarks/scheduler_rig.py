@@ -4,12 +4,13 @@ from itertools import count
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from twostep.config.configs import SchedulerSettings
 from twostep.core.cost import StepShape
 from twostep.core.plan import Plan, Resolved, Step, StepResult
+from twostep.core.policies import TimeBudget
 from twostep.core.request import BLOCK_TOKENS, Request
 from twostep.core.scheduler import Scheduler
 from twostep.perf.linear import LinearCostModel
-from twostep.settings import Settings
 
 
 def step_ns(shape: StepShape) -> int:
@@ -37,8 +38,8 @@ class Rig:
     Requests share no prefixes. With `hashing` off, the prefix cache is unused.
     """
 
-    def __init__(self, settings: Settings, *, hashing: bool = True) -> None:
-        by_time = settings.chunking.startswith("time")
+    def __init__(self, settings: SchedulerSettings, *, hashing: bool = True) -> None:
+        by_time = isinstance(settings.chunking, TimeBudget)
         self.scheduler = Scheduler(settings.config(), LinearCostModel() if by_time else None)
         self._hashing = hashing
         self._ids, self._names = count(), count()

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from benchmarks.loading import COMMAND
 from benchmarks.measurement import EngineError
-from twostep.server.options import SETTINGS
+from twostep.config.settings import SETTINGS
 
 READY = re.compile(r"at http://127\.0\.0\.1:(\d+), ready for requests")
 START_LIMIT_S, END_LIMIT_S = 60, 10

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from benchmarks.jobs import Job, Stall
 from benchmarks.traces import Served, Trace
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import Delta, RequestOutput
 from twostep.engine.params import SamplingParams

@@ -17,7 +17,7 @@ from twostep.engine.params import SamplingParams
 from twostep.llm import LLM
 
 SETTINGS: dict[str, Any] = {
-    "max_num_seqs": 16, "max_step_tokens": 1024, "chunking": "tokens=512", "kv_bytes": 512 << 20,
+    "max_num_seqs": 16, "max_num_batched_tokens": 1024, "chunking": "tokens=512", "kv_memory": "512MiB",
 }  # fmt: skip
 FLAGS = (
     "--max-num-seqs", "16", "--max-num-batched-tokens", "1024", "--chunking", "tokens=512", "--kv-memory", "512MiB",

@@ -4,13 +4,14 @@ The text between `<!-- NAME:begin -->` and `<!-- NAME:end -->` is generated; eve
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import fill
+from twostep.cli.options import default_text
+from twostep.config.settings import BY_NAME, PRESETS, SETTINGS, Setting
 from twostep.openai_api.fields import KNOWN, ORIGINS, Hint, Refused
-from twostep.server.options import SETTINGS, SWITCH, Setting
-from twostep.server.presets import PRESETS
 
 PAGE = Path(__file__).parent.parent / "docs" / "server.md"
 
@@ -24,14 +25,15 @@ def filled(text: str) -> str:
 
 
 def settings_table() -> str:
-    """A row for each setting, in the order of `--help`."""
-    return _table(("flag", "value", "meaning"), ((f"`{_flag(one)}`", one.kind.allowed, one.help) for one in SETTINGS))
+    """A row for each setting, in the order of `--help`; the last ones have no flag."""
+    rows = ((f"`{_flag(one)}`", one.kind.allowed, default_text(one), one.help) for one in SETTINGS)
+    return _table(("flag", "value", "default", "meaning"), rows)
 
 
 def presets_table() -> str:
     """A row for each setting that some preset sets."""
     names = dict.fromkeys(name for preset in PRESETS.values() for name in preset)
-    rows = ((f"`{name}`", *(_shown(preset.get(name)) for preset in PRESETS.values())) for name in names)
+    rows = ((f"`{name}`", *(_shown(BY_NAME[name], preset) for preset in PRESETS.values())) for name in names)
     return _table(("", *PRESETS), rows)
 
 
@@ -56,13 +58,16 @@ def hints_table() -> str:
 
 
 def _flag(setting: Setting) -> str:
-    """The model is no flag but the argument of the command."""
+    """The model is the argument of the command; some settings are only keywords of `LLM`."""
     if setting.name == "model":
         return setting.metavar
-    return f"--[no-]{setting.flag[2:]}" if setting.kind is SWITCH else setting.flag
+    if setting.python_only:
+        return f"LLM({setting.name}=...)"
+    return f"--[no-]{setting.flag[2:]}" if setting.is_switch else setting.flag
 
 
-def _shown(value: object) -> str:
+def _shown(setting: Setting, preset: Mapping[str, Any]) -> str:
+    value = setting.show(preset.get(setting.name))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else str(value)

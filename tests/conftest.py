@@ -54,7 +54,7 @@ def model_path() -> Callable[[str], Path]:
 @pytest.fixture(scope="session")
 def server_host(default_model_path: Path) -> Iterator[Host]:
     """An engine's process for fronts of the server: eight seats, blocks for two long sequences, short steps."""
-    with host(default_model_path, kv_blocks=1200, max_num_seqs=8, chunking="tokens=64") as made:
+    with host(default_model_path, kv_memory="1200 blocks", max_num_seqs=8, chunking="tokens=64") as made:
         yield made
 
 

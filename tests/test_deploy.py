@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from support.http_server import Served
 
-from twostep.server.choice import choose
-from twostep.server.config import ServerConfig
-from twostep.server.options import SETTINGS
-from twostep.server.sources import OTHER_VARIABLES
+from twostep.config.configs import serve_settings
+from twostep.config.settings import BY_NAME, SETTINGS
+from twostep.config.sources import OTHER_VARIABLES
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -29,8 +28,8 @@ def test_variables_are_settings(path: Path) -> None:
 
 def test_the_image_s_settings_are_taken() -> None:
     [line] = re.findall(r"^ENV (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    server, _ = choose({}, dict(word.split("=", 1) for word in line.split())).configs()
-    assert (server.hosts, server.port) == (("0.0.0.0",), 8000)
+    server = serve_settings({}, dict(word.split("=", 1) for word in line.split())).server
+    assert (server.host, server.port) == (("0.0.0.0",), 8000)
 
 
 def health_check() -> list[str]:
@@ -53,7 +52,7 @@ def test_times_of_the_unit_are_longer_than_those_of_the_server() -> None:
     service = unit["Service"]
     assert service["Type"] == "notify"
     assert service["ExecStart"].split()[1:] == ["serve"]
-    assert float(service["TimeoutStopSec"]) > ServerConfig.drain_s + 5
+    assert float(service["TimeoutStopSec"]) > BY_NAME["drain_s"].default + 5
     assert float(service["WatchdogSec"]) >= 5
 
 
@@ -66,4 +65,4 @@ def test_what_the_image_is_built_from_is_there() -> None:
 
 def test_the_longest_body_is_that_of_the_server() -> None:
     [megabytes] = re.findall(r"client_max_body_size (\d+)m;", (DEPLOY / "nginx.conf").read_text())
-    assert int(megabytes) << 20 == ServerConfig.max_body_bytes
+    assert int(megabytes) << 20 == BY_NAME["max_body_bytes"].default

@@ -1,5 +1,6 @@
 """The documents: links resolve, names exist, and the server's page lists exactly what the server has."""
 
+import argparse
 import re
 import shlex
 from itertools import chain
@@ -8,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from scripts.settings_page import PAGE, filled
-from twostep.cli.main import COMMANDS as COMMAND_MODULES
 from twostep.cli.main import _parser, main
+from twostep.config.configs import serve_settings
+from twostep.config.values import MemoryBytes
 from twostep.openai_api.fields import KNOWN, ORIGINS
 from twostep.server.api.openapi import document
-from twostep.server.choice import choose
 
 ROOT = Path(__file__).parent.parent
-COMMANDS = {module.__name__.rpartition(".")[2] for module in COMMAND_MODULES}
+[_SUBPARSERS] = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+COMMANDS = set(_SUBPARSERS.choices)
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -273,5 +275,6 @@ def test_the_example_configuration_is_accepted(tmp_path: Path) -> None:
     [example] = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     file = tmp_path / "server.toml"
     file.write_text(example)
-    server, engine = choose({"config": str(file)}, {}).configs()
-    assert (server.port, server.max_queue, engine.kv_bytes) == (8080, 64, 1 << 30)
+    settings = serve_settings({"config": str(file)}, {})
+    assert (settings.server.port, settings.server.max_queue) == (8080, 64)
+    assert settings.engine.kv_memory == MemoryBytes(1 << 30)

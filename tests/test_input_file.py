@@ -15,8 +15,8 @@ from support.bench_runs import MS, outcome, result, run
 
 from twostep.bench.report.result import result_text
 from twostep.cli.main import main
+from twostep.config.configs import serve_settings
 from twostep.input_file import CHUNK_BYTES, InputFile
-from twostep.server.choice import choose
 
 TEXT = b"".join(b"line %d\n" % number for number in range(40_000))
 ROWS = b"".join(
@@ -106,7 +106,7 @@ def test_errors_name_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_settings_from_a_pipe(tmp_path: Path) -> None:
     with named_pipe(tmp_path / "pipe", b"port = 8001\n") as path:
-        assert choose({"config": str(path)}, {}).configs()[0].port == 8001
+        assert serve_settings({"config": str(path)}, {}).server.port == 8001
 
 
 def test_a_result_from_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

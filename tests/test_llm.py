@@ -17,6 +17,7 @@ import pytest
 
 import twostep
 from twostep import LLM, SamplingParams
+from twostep.core.policies import Unchunked
 from twostep.engine.outputs import Delta, RequestOutput
 from twostep.engine.shared_engine import SignalDelay
 from twostep.errors import ContextLengthError, InvalidParameterError, TwostepError
@@ -30,7 +31,7 @@ LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, max_num_seqs=8, max_model_len=1024, kv_bytes=64 << 20) as made:
+    with LLM(default_model_path, max_num_seqs=8, max_model_len=1024, kv_memory="64MiB") as made:
         yield made
 
 
@@ -247,14 +248,17 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"max_seqs": 3}, "'max_seqs' is no setting; there are max_num_seqs, "),
+            ({"max_seqs": 3}, "'max_seqs' is not a setting; did you mean max_num_seqs"),
             ({"max_num_seqs": 0}, "max_num_seqs is 0; it has to be an integer from 1"),
             ({"max_num_seqs": "3"}, "max_num_seqs is '3'; it has to be an integer from 1"),
-            ({"threads": 100_000}, "threads is 100000; this machine has"),
-            ({"kv_share": 2}, "kv_share is 2; it has to be a number above 0 to 1"),
+            (
+                {"threads": 100_000},
+                "threads is 100000; it has to be an integer from 1 to the number of CPUs, ",
+            ),
+            ({"kv_memory": 2}, "kv_memory is 2; it has to be a share above 0 and at most 1"),
             ({"chunking": "halves"}, "chunking is 'halves'; it has to be none, tokens=N or time=MILLISECONDS"),
-            ({"chunking": 3}, "chunking is 3; it has to be a string"),
-            ({"executor": "torch"}, "executor is 'torch'; it has to be 'native' or 'reference'"),
+            ({"chunking": 3}, "chunking is 3; it has to be none, tokens=N or time=MILLISECONDS"),
+            ({"executor": "torch"}, "executor is 'torch'; it has to be native or reference"),
             ({"record": 3}, "record is 3; it has to be the path of a file"),
             ({"overlap": None}, "overlap is None; it has to be true or false"),
             ({"max_model_len": 9000}, "max_model_len is 9000; it has to be from 2 to the context, 8192"),
@@ -355,7 +359,8 @@ class TestLeavingEarly:
         assert texts(llm.generate("Rome is", SHORT, progress=False)) == expected
 
     def test_ctrl_c_ends_a_long_step_in_its_midst(self, default_model_path: Path) -> None:
-        with LLM(default_model_path, max_num_seqs=1, chunking="none", max_step_tokens=8192, kv_blocks=513) as wide:
+        settings = {"max_num_seqs": 1, "max_num_batched_tokens": 8192, "kv_memory": "513 blocks"}
+        with LLM(default_model_path, chunking=Unchunked(), **settings) as wide:
 
             def interrupted() -> None:
                 Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -450,7 +455,7 @@ def test_a_program_without_standard_error(default_model_path: Path, closed: str)
     """As `pythonw` and daemons have it. What is written there is lost, but never comes into the output."""
     code = (
         "import sys\nfrom twostep import LLM, SamplingParams\nassert sys.stderr is None\n"
-        "with LLM(sys.argv[1], kv_blocks=20) as llm:\n"
+        "with LLM(sys.argv[1], kv_memory='20 blocks') as llm:\n"
         "    [answer] = llm.chat([{'role': 'user', 'content': 'Hi'}], SamplingParams(max_tokens=2))\n"
         "    print(len(answer.choices[0].token_ids))\n"
     )

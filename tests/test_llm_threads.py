@@ -26,7 +26,7 @@ def greedy(tokens: int) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def llm(default_model_path: Path) -> Iterator[LLM]:
-    with LLM(default_model_path, max_num_seqs=8, kv_blocks=600) as made:
+    with LLM(default_model_path, max_num_seqs=8, kv_memory="600 blocks") as made:
         yield made
 
 
@@ -209,7 +209,7 @@ def test_ctrl_c_is_for_the_main_thread_alone(llm: LLM) -> None:
 
 @pytest.mark.parametrize("call", ["generate", "stream", "run"])
 def test_close_tells_those_who_wait(call: str, default_model_path: Path) -> None:
-    llm = LLM(default_model_path, max_num_seqs=2, kv_blocks=600)
+    llm = LLM(default_model_path, max_num_seqs=2, kv_memory="600 blocks")
     under_way = Barrier(3)
 
     def work(number: int) -> None:
@@ -238,7 +238,7 @@ def test_close_tells_those_who_wait(call: str, default_model_path: Path) -> None
 
 
 def test_closing_twice_at_once(default_model_path: Path) -> None:
-    llm = LLM(default_model_path, max_num_seqs=2, kv_blocks=100)
+    llm = LLM(default_model_path, max_num_seqs=2, kv_memory="100 blocks")
     assert at_once(3, lambda number: llm.close()) == [None] * 3
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 _HOMES = {
     "Delta": "twostep.engine.outputs",
-    "EngineConfig": "twostep.engine.config",
+    "EngineConfig": "twostep.config.configs",
     "LLM": "twostep.llm",
     "RequestOutput": "twostep.engine.outputs",
     "SamplingParams": "twostep.engine.params",

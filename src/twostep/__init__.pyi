@@ -1,4 +1,4 @@
-from twostep.engine.config import EngineConfig as EngineConfig
+from twostep.config.configs import EngineConfig as EngineConfig
 from twostep.engine.outputs import Delta as Delta
 from twostep.engine.outputs import RequestOutput as RequestOutput
 from twostep.engine.params import SamplingParams as SamplingParams

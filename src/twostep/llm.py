@@ -11,7 +11,7 @@ from typing import Any, Self, TypeGuard
 
 import numpy as np
 
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
@@ -43,7 +43,8 @@ class LLM:
             for output in llm.generate(["Once upon a time", "The sea"], SamplingParams(max_tokens=8)):
                 print(output.choices[0].text)
 
-    `model`: a name that `twostep models` lists, or the path of a weight file. Other keywords: see `EngineConfig`.
+    `model`: a name that `twostep models` lists, or the path of a weight file. Other keywords: see `EngineConfig`;
+    `preset` sets defaults for a kind of traffic.
     Raises `TwostepError` for what cannot be loaded, `InvalidParameterError` for settings that are unknown, out of range
     or contradict themselves.
 
@@ -58,7 +59,7 @@ class LLM:
     """
 
     def __init__(self, model: str | Path = "smollm2-135m", **settings: Any) -> None:
-        config = EngineConfig.of(settings)
+        config = EngineConfig(**settings)
         self._engine = Engine(open_model(resolve(str(model), FetchProgress())), config)
         self._shared = SharedEngine(self._engine)
         self._submitted = Call()
@@ -210,7 +211,7 @@ class LLM:
     def __repr__(self) -> str:
         settings = self._engine.settings
         name = self.model.path.name
-        return f"LLM({name!r}, max_num_seqs={settings.seats}, max_model_len={settings.context_tokens})"
+        return f"LLM({name!r}, max_num_seqs={settings.max_num_seqs}, max_model_len={settings.max_model_len})"
 
     def __enter__(self) -> Self:
         return self

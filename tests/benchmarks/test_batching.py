@@ -77,7 +77,7 @@ def test_ratios_are_of_runs_one_after_the_other() -> None:
 
 
 def test_waste_is_the_share_of_positions_held_that_have_no_token() -> None:
-    found = paging.paging(1024, [Steady(running=40, used_tokens=15_000, held_blocks=1000, preempted=0.1)])
+    found = paging.paging(1024, [Steady(running=40, used_tokens=15_000, allocated_blocks=1000, preempted=0.1)])
     assert (found.contiguous, found.ratio.median) == (8, 5)
     assert found.paged_waste.median == 0.0625
     assert found.contiguous_waste.median == pytest.approx(1 - 15_000 / (40 * 2048))
@@ -101,7 +101,7 @@ def check_interrupted(served: Served) -> None:
 
 
 def test_twostep_serves_all_jobs_and_lets_the_newcomer_wait_for_its_moment() -> None:
-    settings = {"kv_blocks": 16, "skip_tokenizer_init": True, "chunking": "tokens=64"}
+    settings = {"kv_memory": "16 blocks", "skip_tokenizer_init": True, "chunking": "tokens=64"}
     engine = Twostep(open_model(STORIES), "test", max_num_seqs=2, **settings)
     served = engine.closed([Job([5, 6], 4), Job([7], 2), Job([8], 3)], outstanding=2)
     assert [trace.tokens for trace in served.traces] == [len(trace.token_s) for trace in served.traces] == [4, 2, 3]

@@ -8,12 +8,12 @@ from benchmarks import host_share, report, results, scheduler, scheduler_costs
 from benchmarks.host_share import Elapsed, share_outside
 from benchmarks.measurement import Spread
 from benchmarks.scheduler_rig import Rig, Turn
+from twostep.config.configs import SchedulerSettings
 from twostep.core.plan import Plan, Resolved
 from twostep.core.request import BLOCK_TOKENS
 from twostep.metrics.summary import percentile
-from twostep.settings import Settings
 
-SETTINGS = Settings(blocks=(200,), seats=8, step_tokens=1024, chunking="tokens=512")
+SETTINGS = SchedulerSettings(blocks=(200,), max_num_seqs=8, max_num_batched_tokens=1024, chunking="tokens=512")
 
 
 def test_a_request_whose_kv_arrives_decodes_after_one_step() -> None:

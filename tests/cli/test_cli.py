@@ -134,7 +134,7 @@ class TestGenerate:
                 r"--max-tokens is 9000; at most 81\d\d fit: the context has 8192 tokens, the prompt takes \d+",
             ),
             (["--max-tokens", "0"], "--max-tokens is 0; it must be at least 1"),
-            (["--threads", "-2"], "--threads is -2; it must be at least 1"),
+            (["--threads", "-2"], "--threads is '-2'; it has to be an integer from 1 to the number of CPUs"),
             (["--temperature", "nan"], "temperature is nan; it has to be a number from 0"),
             (["--temperature", "-1"], "temperature is -1.0; it has to be a number from 0"),
             (["--top-p", "1.5"], "top_p is 1.5; it has to be a number from 0 to 1"),
@@ -351,7 +351,7 @@ def test_a_path_that_no_system_takes() -> None:
 
 
 def test_more_threads_than_cpus() -> None:
-    assert "the number of CPUs" in complaint("generate", PROMPT, "--threads", "100000")
+    assert "from 1 to the number of CPUs, which is" in complaint("generate", PROMPT, "--threads", "100000")
 
 
 def test_weights_that_are_no_numbers(default_model_path: Path, tmp_path: Path) -> None:

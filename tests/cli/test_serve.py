@@ -151,7 +151,7 @@ def test_ipv4_and_ipv6_are_served_and_what_is_printed_answers() -> None:
         for other in (f"http://127.0.0.1:{port}", f"http://[::1]:{port}"):
             answer = ask(f"{other}/v1/completions", {"model": "two", "prompt": "One", "max_tokens": 1})
             assert answer["model"] == "two"
-        assert "note: whoever reaches :: may use it: no --api-key is set" in lines
+        assert "note: no --api-key is set: anyone who can reach :: can use the server" in lines
 
 
 def test_several_hosts_are_served_and_named() -> None:
@@ -189,7 +189,7 @@ def test_a_port_in_use() -> None:
         ([*SMALL, "--record", "/no/such/file"], "No such file or directory: /no/such/file"),
         ([*SMALL, "--record-workload", "/no/such"], "record_workload: /no/such: No such file or directory"),
         (["--port", "x"], "--port is 'x'; it has to be an integer"),
-        (["--itl-budget", "10", "--chunking", "none"], "itl_budget and chunking (--itl-budget, --chunking) both say"),
+        (["--itl-budget", "10", "--chunking", "none"], "--itl-budget and --chunking set the same thing"),
     ],
 )
 def test_what_cannot_be_served(arguments: list[str], problem: str) -> None:
@@ -216,5 +216,5 @@ def test_variables_that_kubernetes_sets_are_named_in_a_line() -> None:
     command = [COMMAND, "serve", "--host", "192.0.2.1"]
     ended = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     first, last = ended.stderr.splitlines()
-    assert first == f"twostep: ignored, as Kubernetes sets them for services: {', '.join(variables)}"
+    assert first == f"twostep: ignored environment variables that Kubernetes sets for services: {', '.join(variables)}"
     assert last.startswith("twostep: cannot listen on 192.0.2.1")

@@ -15,6 +15,7 @@ from support.computing_executor import ComputingExecutor, Make
 from support.engines import answer, engine, prompt
 from support.scheduling import Session, TrueModel, config, text
 
+from twostep.config.values import MemoryBlocks
 from twostep.core.kv_cache import BlockGroup
 from twostep.core.loop import Capabilities, EngineLoop, MissingCapabilityError
 from twostep.core.policies import TokenBudget
@@ -177,7 +178,7 @@ def test_an_engine_says_at_its_start_what_its_kernels_lack() -> None:
 
 
 def test_executors_state_their_memory() -> None:
-    with engine(kv_blocks=30) as made:
+    with engine(kv_memory=MemoryBlocks(30)) as made:
         assert made.kernels.executor.capabilities.blocks == (30,)
         assert made._executor.capabilities == Capabilities((BlockGroup(30),))
         assert len(answer(made, prompt(20)).choices[0].token_ids) == 8

@@ -12,8 +12,9 @@ import pytest
 from support.engines import STORIES
 from support.fake_backend import FakeBackend
 
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryBlocks
 from twostep.engine.backend import Accepted, Backend, Submit
-from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Delta, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.process.local_backend import LocalBackend
@@ -24,7 +25,9 @@ KINDS = ("local", "fake")
 
 
 def local(**settings: Any) -> LocalBackend:
-    config = EngineConfig(**{"skip_tokenizer_init": True, "kv_blocks": 64, "threads": 1, "max_num_seqs": 4, **settings})
+    config = EngineConfig(
+        **{"skip_tokenizer_init": True, "kv_memory": "64 blocks", "threads": 1, "max_num_seqs": 4, **settings}
+    )
     return LocalBackend.of(STORIES, config, lambda event, line: None)
 
 
@@ -307,7 +310,7 @@ def test_an_answer_that_is_too_large_fails_its_request_only(monkeypatch: pytest.
 
 def test_a_first_start_that_fails_is_raised() -> None:
     async def start() -> None:
-        await local(kv_blocks=10**9).run(lambda: None)
+        await local(kv_memory=MemoryBlocks(10**9)).run(lambda: None)
 
     with pytest.raises(MemoryPlanError):
         asyncio.run(start())

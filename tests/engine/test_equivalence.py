@@ -21,6 +21,7 @@ from support.engines import (
 )
 from support.engines import prompt as prompt_of
 
+from twostep.config.values import MemoryBlocks
 from twostep.core.scheduler import Counters
 from twostep.engine.outputs import RequestOutput
 from twostep.engine.params import SamplingParams
@@ -90,7 +91,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tokens=7": {"chunking": "tokens=7"},
     "tokens=16": {"chunking": "tokens=16"},
     "time=0.5": {"chunking": "time=0.5"},
-    "narrow steps": {"max_step_tokens": 272, "max_num_seqs": 16},
+    "narrow steps": {"max_num_batched_tokens": 272, "max_num_seqs": 16},
     "no prefix cache": {"enable_prefix_caching": False},
     "no overlap": {"overlap": False},
     "two threads": {"threads": min(2, os.cpu_count() or 1)},
@@ -122,7 +123,7 @@ def test_tokens_logprobs_and_logits_are_those_of_each_request_alone(settings: di
 )
 def test_a_cache_so_small_that_they_preempt_each_other_changes_nothing(settings: dict[str, Any]) -> None:
     """CASES 17: all finish."""
-    served = serve(CROWD, kv_blocks=TINY_CACHE, **settings)
+    served = serve(CROWD, kv_memory=MemoryBlocks(TINY_CACHE), **settings)
     assert served.counters.preemptions > 10
     assert served.said() == alone().said()
     assert served.logits == alone().logits
@@ -132,7 +133,7 @@ def test_numpy_kernels_give_the_same_in_a_crowd_as_alone() -> None:
     """The engine itself, over kernels whose rounding may depend on a step's width: tokens, not bits."""
     few = [asked for asked in CROWD if len(asked.prompt) < 100 and asked.params.temperature == 0][:12]
     by_one = serve(few, alone=True, executor="reference")
-    together = serve(few, executor="reference", kv_blocks=24)
+    together = serve(few, executor="reference", kv_memory="24 blocks")
     assert together.counters.preemptions > 0
     assert {id_: tokens_of(output) for id_, output in together.outputs.items()} == {
         id_: tokens_of(output) for id_, output in by_one.outputs.items()
@@ -225,7 +226,7 @@ def test_salts_keep_what_is_found_apart() -> None:
 
 def test_a_short_cache_keeps_the_beginnings_of_what_came_last() -> None:
     """The end of a prefix is of no use without its beginning, so it is given up first."""
-    with engine(kv_blocks=32, max_model_len=400) as made:
+    with engine(kv_memory="32 blocks", max_model_len=400) as made:
         for seed in (1, 2, 3):
             answer(made, prompt_of(200, seed))
         assert answer(made, prompt_of(200, seed=3)).cached_tokens == 192

@@ -68,7 +68,7 @@ def assert_others_are_undisturbed(
 
 @BOTH
 @pytest.mark.parametrize("step", [1, 5, 20])
-@pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 4}, {"kv_blocks": 48, "chunking": "tokens=64"}])
+@pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 4}, {"kv_memory": "48 blocks", "chunking": "tokens=64"}])
 def test_running_out_of_memory_ends_one_request(
     undisturbed: dict[str, Any], step: int, settings: dict[str, Any], overlap: bool
 ) -> None:
@@ -131,7 +131,7 @@ def test_after_a_failed_step_a_more_urgent_newcomer_finds_room_for_its_table() -
 
 
 @BOTH
-@pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 4}, {"kv_blocks": 48}])
+@pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 4}, {"kv_memory": "48 blocks"}])
 def test_cancelled_steps_are_computed_again(
     undisturbed: dict[str, Any], settings: dict[str, Any], overlap: bool
 ) -> None:

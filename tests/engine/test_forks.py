@@ -22,7 +22,7 @@ HELLO = [{"role": "user", "content": "Say hello."}]
 SHORT = SamplingParams(temperature=0, max_tokens=4)
 
 def make():
-    return LLM(sys.argv[1], max_num_seqs=2, kv_blocks=64, threads=2)
+    return LLM(sys.argv[1], max_num_seqs=2, kv_memory="64 blocks", threads=2)
 
 def in_child(work, *, orderly=True):
     "Exit status of a fork that does `work` and ends as Python programs do; 142 if it hangs for a minute."
@@ -202,7 +202,7 @@ def test_a_child_writes_nothing_to_its_parent_s_files(default_model_path: Path, 
     """Neither to the template's pipe nor to the recording."""
     run(
         f"""
-        llm = LLM(sys.argv[1], max_num_seqs=2, kv_blocks=64, record=Path({str(tmp_path / "run")!r}))
+        llm = LLM(sys.argv[1], max_num_seqs=2, kv_memory="64 blocks", record=Path({str(tmp_path / "run")!r}))
         template = llm.model.template
         worker = template._worker._process
         worker.stdin.write(b'{{"messages": [{{"role": "user", "content": "of the parent"}}], ')

@@ -30,7 +30,7 @@ def children():
     return Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
 
 def make(**settings):
-    return LLM(sys.argv[1], **{"max_num_seqs": 4, "kv_bytes": 64 * MIB, "threads": 2, **settings})
+    return LLM(sys.argv[1], **{"max_num_seqs": 4, "kv_memory": "64MiB", "threads": 2, **settings})
 
 def used(llm):
     "Fills the KV cache, so that its memory is really there."
@@ -61,7 +61,7 @@ def run(program: str, model: Path) -> None:
 def test_close_gives_all_back_while_the_object_lives(default_model_path: Path, executor: str) -> None:
     run(
         f"""
-        llm = make(executor={executor!r}, kv_bytes=32 * MIB)
+        llm = make(executor={executor!r}, kv_memory='32MiB')
         llm.chat(HELLO, SHORT, progress=False)
         assert children()
         llm.close()
@@ -106,7 +106,7 @@ def test_letting_go_is_enough(default_model_path: Path) -> None:
     ("settings", "spoil"),
     [
         ("record=Path('/nowhere/at/all')", ""),
-        ("kv_bytes=1 << 60", ""),
+        ("kv_memory='1048576TiB'", ""),
         ("", "twostep.engine.engine.KernelExecutor = fail"),
         ("", "twostep.kernels.native.NativeExecutor.reserve = fail"),
         ("", "twostep.kernels.native.fine_weights = fail"),

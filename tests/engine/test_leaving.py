@@ -149,7 +149,7 @@ def test_while_a_step_runs_that_fails() -> None:
 
 
 def test_after_a_preemption() -> None:
-    with engine(kv_blocks=24) as made:
+    with engine(kv_memory="24 blocks") as made:
         ids = [made.submit(prompt(100, seed=i), LONG) for i in range(3)]
         while not made.scheduler.counters.preemptions:
             made.turn()
@@ -228,7 +228,7 @@ def test_fifty_random_aborts_leave_no_residue_and_disturb_nobody(made: Engine, s
     """CASES 21. Some between steps, some while one runs, into a cache that is short as well."""
     rng, crowd = random.Random(seed), mixed_requests(80, seed=20 + seed)
     outputs: dict[str, Any] = {}
-    with engine(kv_blocks=60, chunking="tokens=64", overlap=made.config.overlap) as busy, engine() as calm:
+    with engine(kv_memory="60 blocks", chunking="tokens=64", overlap=made.config.overlap) as busy, engine() as calm:
         for asked in crowd:
             submit(busy, asked)
             submit(calm, asked)

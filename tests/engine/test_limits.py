@@ -17,6 +17,7 @@ from support.engines import (
     watching,
 )
 
+from twostep.config.values import MemoryBlocks
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import Delta
 from twostep.engine.params import SamplingParams
@@ -68,7 +69,7 @@ def native(made: Engine) -> NativeExecutor:
 
 
 def test_buffers_are_taken_at_the_start_and_never_grow() -> None:
-    with engine(max_num_seqs=8, max_step_tokens=512, chunking="none") as made:
+    with engine(max_num_seqs=8, max_num_batched_tokens=512, chunking="none") as made:
         at_first = native(made).buffer_bytes
         for asked in mixed_requests(40, seed=6):
             submit(made, asked)
@@ -82,15 +83,15 @@ def test_buffers_follow_the_steps_budget_not_the_context() -> None:
         with engine(max_num_seqs=8, **settings) as made:
             return native(made).buffer_bytes
 
-    narrow = buffer_bytes(max_step_tokens=264, max_model_len=512)
-    assert narrow == buffer_bytes(max_step_tokens=264, max_model_len=32)
-    assert narrow == buffer_bytes(max_step_tokens=264, kv_blocks=9 * PLENTY)
-    assert 2 * narrow > buffer_bytes(max_step_tokens=512) > narrow
+    narrow = buffer_bytes(max_num_batched_tokens=264, max_model_len=512)
+    assert narrow == buffer_bytes(max_num_batched_tokens=264, max_model_len=32)
+    assert narrow == buffer_bytes(max_num_batched_tokens=264, kv_memory=MemoryBlocks(9 * PLENTY))
+    assert 2 * narrow > buffer_bytes(max_num_batched_tokens=512) > narrow
 
 
 def test_no_step_is_wider_than_the_budget() -> None:
     widths = []
-    with engine(watching(lambda number, step: widths.append(len(step.tokens))), max_step_tokens=320) as made:
+    with engine(watching(lambda number, step: widths.append(len(step.tokens))), max_num_batched_tokens=320) as made:
         for asked in mixed_requests(40, seed=6):
             submit(made, asked)
         run(made)
@@ -98,7 +99,7 @@ def test_no_step_is_wider_than_the_budget() -> None:
 
 
 def test_the_settings_in_effect_are_told_with_the_arithmetic() -> None:
-    with engine(kv_blocks=100, max_num_seqs=4, chunking="tokens=64", admission="fcfs") as made:
+    with engine(kv_memory="100 blocks", max_num_seqs=4, chunking="tokens=64", admission="fcfs") as made:
         told = "\n".join(made.describe())
     assert "100 blocks" in told
     assert "4 sequences at a time, continuous batching, admission fcfs" in told
@@ -106,7 +107,7 @@ def test_the_settings_in_effect_are_told_with_the_arithmetic() -> None:
 
 
 def test_a_pinned_cache_that_holds_no_sequence_is_refused() -> None:
-    with pytest.raises(MemoryPlanError, match="512"), engine(kv_blocks=10, max_model_len=512):
+    with pytest.raises(MemoryPlanError, match="512"), engine(kv_memory="10 blocks", max_model_len=512):
         pass
 
 
@@ -117,11 +118,17 @@ def test_a_pinned_cache_that_holds_no_sequence_is_refused() -> None:
         ({"max_model_len": 1}, "max_model_len is 1; it has to be an integer from 2"),
         ({"chunking": "sometimes"}, "chunking is 'sometimes'; it has to be none, tokens=N or time=MILLISECONDS"),
         ({"chunking": "time=0"}, "chunking is 'time=0'"),
-        ({"batching": "static=0"}, "batching is 'static=0'; it has to be continuous or static=SIZE"),
-        ({"admission": "random"}, "admission is 'random'; it has to be fcfs, priority, shortest-prefill"),
+        ({"batching": "static=0"}, "batching is 'static=0'; it has to be continuous, static=SIZE or"),
+        ({"admission": "random"}, "admission is 'random'; it has to be priority, fcfs or shortest-prefill"),
         ({"admission": "fcfs", "priority_preempts": True}, "priority_preempts needs an order by priority"),
-        ({"max_step_tokens": None, "chunking": "often"}, "chunking is 'often'; it has to be none, tokens=N or time="),
-        ({"max_step_tokens": 100, "max_num_seqs": 64}, "max_num_batched_tokens is 100; it has to be at least 320"),
+        (
+            {"max_num_batched_tokens": None, "chunking": "often"},
+            "chunking is 'often'; it has to be none, tokens=N or time=",
+        ),
+        (
+            {"max_num_batched_tokens": 100, "max_num_seqs": 64},
+            "max_num_batched_tokens is 100; it has to be at least 320",
+        ),
     ],
 )
 def test_settings_that_contradict_are_refused_with_the_reason(settings: dict[str, Any], message: str) -> None:
@@ -139,9 +146,9 @@ def test_settings_that_contradict_are_refused_with_the_reason(settings: dict[str
         ({}, 500, 13, ["max_tokens is 13", "at most 12", "512", "500"]),
         ({}, 512, None, ["prompt has 512 tokens", "512"]),
         ({"max_model_len": 100}, 90, 11, ["max_tokens is 11", "at most 10", "100", "90"]),
-        ({"kv_blocks": 10}, 200, None, ["prompt of 200", "need 13 KV blocks", "the whole cache has 10"]),
-        ({"kv_blocks": 10}, 100, 62, ["max_tokens of 62", "need 11 KV blocks", "the whole cache has 10"]),
-        ({"chunking": "none", "max_step_tokens": 256, "max_num_seqs": 4}, 250, 7, ["250", "7", "257", "256"]),
+        ({"kv_memory": "10 blocks"}, 200, None, ["prompt of 200", "need 13 KV blocks", "the whole cache has 10"]),
+        ({"kv_memory": "10 blocks"}, 100, 62, ["max_tokens of 62", "need 11 KV blocks", "the whole cache has 10"]),
+        ({"chunking": "none", "max_num_batched_tokens": 256, "max_num_seqs": 4}, 250, 7, ["250", "7", "257", "256"]),
     ],
 )
 def test_what_never_fits_is_refused_at_once_and_blocks_nobody(
@@ -158,7 +165,7 @@ def test_what_never_fits_is_refused_at_once_and_blocks_nobody(
         assert_no_residue(made)
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_blocks": 10}, {"max_model_len": 77}])
+@pytest.mark.parametrize("settings", [{}, {"kv_memory": "10 blocks"}, {"max_model_len": 77}])
 def test_what_just_fits_is_served_to_its_last_token(settings: dict[str, Any]) -> None:
     with engine(**settings) as made:
         context = made.sizing.longest
@@ -198,7 +205,7 @@ def test_prompts_may_be_arrays() -> None:
 
 
 def test_the_first_of_equals_is_never_preempted() -> None:
-    with engine(kv_blocks=20) as made:
+    with engine(kv_memory="20 blocks") as made:
         ids = [made.submit(prompt(60, seed=i), SamplingParams(max_tokens=100, seed=i)) for i in range(4)]
         outputs = run(made)
         times = [len(outputs[id_].choices[0].timeline.preemptions) for id_ in ids]
@@ -223,7 +230,7 @@ def test_the_urgent_take_the_seats_of_others_who_go_on_afterwards() -> None:
 
 def test_a_storm_of_preemptions_ends() -> None:
     """Twenty that together need ten times the cache: less is computed in vain than to some purpose."""
-    with engine(kv_blocks=40) as made:
+    with engine(kv_memory="40 blocks") as made:
         for i in range(20):
             made.submit(prompt(16, seed=i), SamplingParams(max_tokens=300, seed=i))
         outputs = run(made)

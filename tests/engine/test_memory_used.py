@@ -101,7 +101,7 @@ from test_memory_used import used_bytes
 import os
 import twostep.llm
 before = used_bytes(os.getpid())
-llm = LLM(sys.argv[1], kv_bytes=48 << 20, max_num_seqs=4)
+llm = LLM(sys.argv[1], kv_memory="48MiB", max_num_seqs=4)
 for _ in range(2):
     llm.generate([[n + 5] * 500 for n in range(5)], SamplingParams(max_tokens=4), progress=False)
 llm.chat([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=4), progress=False)
@@ -112,7 +112,7 @@ print(before, used_bytes(os.getpid()), *llm.engine.describe(), sep="\\n")
 
 
 def test_an_engine_in_this_process_uses_what_was_planned(default_model_path: Path) -> None:
-    command = [sys.executable, "-c", IN_PROCESS, str(default_model_path), str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", IN_PROCESS, str(default_model_path), str(Path(__file__).parent)]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240, check=True).stdout
     before, used, *lines = said.splitlines()
     assert_planned(int(used), lines, int(before))

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryBlocks
 from twostep.engine import build, other_servers
-from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.host_memory import free_memory
 from twostep.engine.other_servers import OtherServers, Registry, Server
@@ -218,7 +219,7 @@ def test_planned_memory_of_others_is_not_free(tmp_path: Path) -> None:
 
 def test_start_says_who_else_is_there(model: LoadedModel) -> None:
     others = OtherServers((Server(40, 3 * MIB, same_group=True), Server(41, 0, same_group=True)))
-    config = EngineConfig(kv_blocks=16, max_num_seqs=2, max_model_len=64)
+    config = EngineConfig(kv_memory=MemoryBlocks(16), max_num_seqs=2, max_model_len=64)
     first, *_ = build.size(model, config, others=others).lines(config)
     assert first == (
         "note: 2 other twostep servers of this user on this machine (process 40, 41); 3.0 MiB planned there and not in "
@@ -237,7 +238,7 @@ def test_only_an_engine_of_a_server_registers(
     serves: bool, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    config = EngineConfig(kv_blocks=16, max_num_seqs=2, max_model_len=64)
+    config = EngineConfig(kv_memory=MemoryBlocks(16), max_num_seqs=2, max_model_len=64)
     engine = Engine(model, config, serves=serves)
     files = list((tmp_path / "twostep").glob("*.json"))
     assert len(files) == serves

@@ -18,7 +18,7 @@ from twostep.recording.codec import encode_plan, to_bytes
 from twostep.recording.reader import Recording
 from twostep.sim.recorded import replay
 
-EVENTFUL = {"kv_blocks": 40, "max_num_seqs": 12, "priority_preempts": True}
+EVENTFUL = {"kv_memory": "40 blocks", "max_num_seqs": 12, "priority_preempts": True}
 
 
 def run_with_aborts(made: Engine) -> list[Plan]:

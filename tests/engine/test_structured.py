@@ -172,7 +172,7 @@ def test_neither_company_nor_preemption_nor_who_makes_masks_matters(model: Loade
     together, preemptions = answers(model, prompt)
     assert together == alone
     assert preemptions == 0
-    tight, preemptions = answers(model, prompt, kv_blocks=24, max_model_len=256)
+    tight, preemptions = answers(model, prompt, kv_memory="24 blocks", max_model_len=256)
     assert tight == alone
     assert preemptions > 0
 
@@ -377,7 +377,7 @@ def test_bodies_ask_for_forms(model: LoadedModel, body: dict[str, Any], form: St
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs is {", "structured_outputs"),
         (
             {"guided_regex": "a", "response_format": {"type": "json_object"}},
-            "response_format and guided_regex each ask for a form of the answer; give one",
+            "response_format and guided_regex each set the answer's form; send one of them",
             "response_format",
         ),
     ],

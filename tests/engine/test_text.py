@@ -23,7 +23,7 @@ def model(default_model_path: Path) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def made(model: LoadedModel) -> Iterator[Engine]:
-    with engine(model=model, kv_blocks=200, max_num_seqs=24, max_step_tokens=512) as made:
+    with engine(model=model, kv_memory="200 blocks", max_num_seqs=24, max_num_batched_tokens=512) as made:
         yield made
         assert_no_residue(made)
 
@@ -128,7 +128,7 @@ def test_each_choice_ends_at_its_own_stop(made: Engine) -> None:
 def test_a_small_cache_streams_the_same(model: LoadedModel, made: Engine, story: RequestOutput) -> None:
     """Stop strings and preemptions at once."""
     asked = [{"seed": i, "temperature": 1.0, "n": 2, "stop": stop} for i, stop in enumerate(("by", ", ", "never", "x"))]
-    with engine(model=model, kv_blocks=8, max_num_seqs=8, max_step_tokens=512) as small:
+    with engine(model=model, kv_memory="8 blocks", max_num_seqs=8, max_num_batched_tokens=512) as small:
         ids = [ask(small, STORY, **params) for params in asked]
         events, outputs = served(small)
         assert small.scheduler.counters.preemptions > 0
@@ -157,7 +157,7 @@ def writer(model: LoadedModel) -> Iterator[Engine]:
     def scripted(kernels: Any, sampler: Any) -> tuple[Any, Any]:
         return kernels, ScriptedSampler(sampler, scripts, prompt_tokens)
 
-    with engine(scripted, model=model, kv_blocks=200, max_num_seqs=24, max_step_tokens=512) as writer:
+    with engine(scripted, model=model, kv_memory="200 blocks", max_num_seqs=24, max_num_batched_tokens=512) as writer:
         yield writer
 
 

@@ -72,7 +72,7 @@ def test_times_are_in_order_and_chunks_add_up_to_the_prompt(settings: dict[str, 
 def test_with_preemptions_chunks_add_up_to_the_prompt_and_what_was_lost(caching: bool) -> None:
     """Exactly, where nothing can be found again."""
     preempted = 0
-    for output in served(CROWD, kv_blocks=36, enable_prefix_caching=caching).values():
+    for output in served(CROWD, kv_memory="36 blocks", enable_prefix_caching=caching).values():
         for choice in output.choices:
             assert_in_order(choice)
             assert_derived_times(choice)

@@ -21,6 +21,7 @@ from support.engines import (
 )
 from support.networks import FAMILY, Traits, with_traits
 
+from twostep.config.values import MemoryBlocks
 from twostep.core.blocks import root_hash
 from twostep.engine import engine as engine_module
 from twostep.engine.engine import Engine
@@ -37,12 +38,16 @@ def model(windows: tuple[int | None, ...] = WINDOWS) -> LoadedModel:
 
 
 def test_blocks_by_group_are_those_of_the_layout() -> None:
-    with engine(model=model(), kv_blocks=50, max_num_seqs=2, max_step_tokens=600, skip_tokenizer_init=True) as made:
+    with engine(
+        model=model(), kv_memory=MemoryBlocks(50), max_num_seqs=2, max_num_batched_tokens=600, skip_tokenizer_init=True
+    ) as made:
         capabilities = made.kernels.executor.capabilities
         assert capabilities.layout.windows == (None, 24, 40)
         assert [len(group.layers) for group in capabilities.layout.groups] == [2, 2, 1]
         assert capabilities.blocks == (50, 50, 50)
-    with engine(model=model(), kv_blocks=500, max_num_seqs=2, max_step_tokens=600, skip_tokenizer_init=True) as made:
+    with engine(
+        model=model(), kv_memory=MemoryBlocks(500), max_num_seqs=2, max_num_batched_tokens=600, skip_tokenizer_init=True
+    ) as made:
         capabilities = made.kernels.executor.capabilities
         assert capabilities.blocks == (500, 2 * -(-(24 + 600 + 16) // 16), 2 * -(-(40 + 600 + 16) // 16))
         assert [group.blocks for group in made.scheduler.config.groups] == list(capabilities.blocks)
@@ -75,7 +80,12 @@ def alone() -> tuple[dict[Any, bytes], dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"chunking": "tokens=64"}, {"kv_blocks": 60}, {"kv_blocks": 60, "threads": 2, "chunking": "tokens=33"}],
+    [
+        {},
+        {"chunking": "tokens=64"},
+        {"kv_memory": MemoryBlocks(60)},
+        {"kv_memory": MemoryBlocks(60), "threads": 2, "chunking": "tokens=33"},
+    ],
 )
 def test_answers_depend_on_the_request_alone(settings: dict[str, Any]) -> None:
     """With 60 blocks requests are preempted, and their prefixes found again as far as the windows are still there."""
@@ -83,7 +93,7 @@ def test_answers_depend_on_the_request_alone(settings: dict[str, Any]) -> None:
     assert outputs == alone()[1]
     assert {place: seen[place] for place in alone()[0]} == alone()[0]
     assert made.scheduler.counters.prefix_hit_tokens > 0
-    assert (made.scheduler.counters.preemptions > 0) == ("kv_blocks" in settings)
+    assert (made.scheduler.counters.preemptions > 0) == ("kv_memory" in settings)
 
 
 def test_a_window_is_felt() -> None:

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.messages import FAKE_CAPABILITIES, snapshot, step, whole_output
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Submit
-from twostep.engine.config import EngineConfig
 from twostep.engine.params import SamplingParams
 from twostep.engine.process import wire as wire_module
 from twostep.engine.process.messages import (
@@ -54,8 +54,9 @@ PARAMS = SamplingParams(
     n=3, stop=["a", "b"], stop_token_ids=[4], logit_bias={7: -1.5}, seed=-5, logprobs=2,
     structured=StructuredOutput("regex", "a+"),
 )  # fmt: skip
+CONFIG = EngineConfig(record=Path("run.rec"), threads=1, chunking="time=30", batching="static=4", kv_memory="64 blocks")
 TO: list[ToEngine] = [
-    Load(Path("/models/small.gguf"), EngineConfig(record=Path("run.rec"), threads=1)),
+    Load.of(Path("/models/small.gguf"), CONFIG),
     Submit("a", [1, 2, 70_000], PARAMS, priority=-3, stream=True, cache_salt="é"),
     Cancel("a"),
     Ping(),
@@ -84,6 +85,7 @@ def test_messages_from_the_engine_arrive_equal(message: FromEngine) -> None:
 
 def test_values_keep_their_types() -> None:
     [load, submit] = decoded(framed(TO[0]) + framed(TO[1]), TO_ENGINE)
+    assert load.config == CONFIG
     assert isinstance(load.config.record, Path)
     assert submit.params.stop_strings == ("a", "b")
     [ended] = decoded(framed(FROM[2]), FROM_ENGINE)

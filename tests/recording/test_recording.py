@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from support.recorded_run import ABOUT, TOKENS, Host, Workload, record, recorded_loop, replays
 
 from twostep.background import BackgroundWriter
+from twostep.config.configs import SchedulerSettings
 from twostep.core.blocks import HASH_BYTES
 from twostep.core.cost import StepShape
 from twostep.core.loop import Abort, Command
@@ -35,12 +37,12 @@ from twostep.recording.codec import (
     encode_result,
     to_bytes,
 )
+from twostep.recording.header import Header, encode_header
 from twostep.recording.plan_words import plan_words
 from twostep.recording.reader import Recording
 from twostep.recording.writer import Recorder
-from twostep.settings import Settings
 
-SETTINGS = Settings(blocks=(40, 20), windows=(None, 64), chunking="tokens=100")
+SETTINGS = SchedulerSettings(blocks=(40, 20), windows=(None, 64), chunking="tokens=100")
 
 counts = st.integers(0, 2**60)
 some = st.integers(1, 2**40)
@@ -265,16 +267,34 @@ def test_another_file_is_none(tmp_path: Path, content: bytes) -> None:
 
 
 def header(**changes: object) -> dict[str, object]:
-    settings: dict[str, object] = {**Settings(blocks=(4,)).__dict__, **changes}
-    return {"twostep recording": 2, "twostep": "0", "settings": settings, "about": {}}
+    encoded = encode_header(Header(SchedulerSettings(blocks=(4,)), "0", {}))
+    settings = {**cast(dict[str, object], encoded["settings"]), **changes}
+    return {**encoded, "settings": settings}
 
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ({"twostep recording": 1}, "format 1; this version of Twostep reads format 2"),
+        (
+            {"twostep recording": 1},
+            "format 1; this version of Twostep reads format 3: replay it with the version that wrote it, or record "
+            "again",
+        ),
+        (
+            {**header(), "twostep recording": 2},
+            "format 2, written by Twostep 0; this version of Twostep reads format 3: replay it with the version that "
+            "wrote it, or record again",
+        ),
         (header(colour="red"), "settings: colour is unknown"),
-        (header(seats=True), "settings: seats is True, not like 64"),
+        (header(max_num_seqs=True), "settings: max_num_seqs is True; it has to be an integer from 1"),
+        (
+            header(max_num_batched_tokens=None),
+            "settings: max_num_batched_tokens is None; a recording has a value for each setting",
+        ),
+        (
+            header(chunking="time=0"),
+            "settings: chunking is 'time=0'; it has to be none, tokens=N or time=MILLISECONDS",
+        ),
         (header(blocks=[0]), "settings: blocks is 0, not a whole number from 1"),
         (header(blocks=[None]), "settings: blocks is None, not a whole number from 1"),
         ({**header(), "about": {"model": 7}}, "about: model is 7, not a string"),

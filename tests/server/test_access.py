@@ -12,9 +12,9 @@ import httpx
 import pytest
 from support.http_server import NAME, Host, Served
 
+from twostep.config.configs import ServerConfig
 from twostep.errors import InvalidParameterError
 from twostep.openai_api.api_error import ApiError
-from twostep.server.config import ServerConfig
 from twostep.server.http.request_body import Inflater
 from twostep.server.observe.request_logs import MAX_PATH, LogLines, RefusalsLog
 
@@ -96,7 +96,7 @@ def test_pages_of_this_machine_may_call_it(fake_server: Served, origin: str) -> 
 
 
 def test_allowed_origins_are_let_in(fake_host: Host) -> None:
-    with fake_host.front(cors_origins=("https://chat.example", "null")) as front:
+    with fake_host.front(allowed_origins=("https://chat.example", "null")) as front:
         assert post(front, Origin="https://chat.example").status_code == 200
         assert post(front, Origin="null").status_code == 200
         assert post(front, Origin="https://other.example").status_code == 403
@@ -212,7 +212,7 @@ def test_under_a_path_of_a_proxy(fake_host: Host, stripped: bool) -> None:
 
 def test_the_description_without_a_path_or_a_key(fake_host: Host) -> None:
     """Links are relative, so that it works under any path; and a browser could send no key."""
-    with fake_host.front(api_keys=("key",)) as front:
+    with fake_host.front(api_key=("key",)) as front:
         assert httpx.get(f"{front.url}/").headers["location"] == "docs"
         assert httpx.get(f"{front.url}/docs").status_code == 200
         assert "servers" not in httpx.get(f"{front.url}/openapi.json").json()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 import httpx
@@ -22,8 +22,8 @@ from twostep.core.reasons import Reason, Why
 from twostep.engine.collector import Collector
 from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline, WaitTime
 from twostep.engine.params import SamplingParams
-from twostep.engine.step import executor as executor_module
 from twostep.engine.timing.timekeeper import StepEnd
+from twostep.kernels.native import NativeExecutor
 from twostep.kernels.step import StepCancelledError
 from twostep.server.observe.breakdown_text import breakdown_lines, collapsed
 from twostep.server.observe.finished_requests import LEFT
@@ -328,8 +328,8 @@ SETTINGS = pytest.mark.parametrize(
         {"chunking": "tokens=32"},
         {"chunking": "time=2"},
         {"overlap": False, "max_num_seqs": 3},
-        {"kv_blocks": 36},
-        {"kv_blocks": 36, "priority_preempts": True, "chunking": "tokens=48"},
+        {"kv_memory": "36 blocks"},
+        {"kv_memory": "36 blocks", "priority_preempts": True, "chunking": "tokens=48"},
         {"batching": "static=8"},
     ],
     ids=["usual", "chunked", "time budget", "few seats", "few blocks", "urgent", "static"],
@@ -370,8 +370,9 @@ def test_decodes_are_the_steps_that_gave_a_token_and_no_chunk(
 
 @SETTINGS
 def test_time_without_a_core_is_that_of_the_steps(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the process had got no CPU time at all: the calls of the kernels were waiting and nothing else."""
-    monkeypatch.setattr(executor_module, "process_time_ns", lambda: 0)
+    """As if the threads of the kernels had lacked a core for a little longer in each step."""
+    lacked_ns = accumulate(count(1000, 10))
+    monkeypatch.setattr(NativeExecutor, "lacked_ns", lambda _: next(lacked_ns))
     with watched(monkeypatch) as seen:
         outputs = served(CROWD, **settings)
     by_step = {end.step.plan.step: end for end in seen.ends}
@@ -384,7 +385,8 @@ def test_time_without_a_core_is_that_of_the_steps(settings: dict[str, Any], monk
 
 
 def test_nothing_is_said_of_cores_where_the_threads_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_module, "process_time_ns", lambda: 0)
+    lacked_ns = count(0, 1000)
+    monkeypatch.setattr(NativeExecutor, "lacked_ns", lambda _: next(lacked_ns))
     for made in served(CROWD[:3], executor="reference").values():
         for choice in made.choices:
             assert {item.starved_ns for item in (*choice.timeline.chunks, *choice.timeline.decodes)} == {0}
@@ -483,7 +485,7 @@ def test_whoever_leaves_early_is_billed_to_that_moment(turns: int) -> None:
 
 
 def test_nothing_of_those_that_waited_stays_behind() -> None:
-    with engine(kv_blocks=36) as made:
+    with engine(kv_memory="36 blocks") as made:
         for asked in CROWD:
             submit(made, asked)
         run(made)

@@ -20,10 +20,9 @@ import pytest
 from support.http_server import NAME, Host, Served, host, within
 from support.raw_http import connected, posted, rest
 
+from twostep.config.configs import EngineConfig, ServerConfig
 from twostep.engine.backend import Snapshot
-from twostep.engine.config import EngineConfig
 from twostep.engine.process.local_backend import LocalBackend
-from twostep.server.config import ServerConfig
 from twostep.server.front import ONE_SIGNAL_S, serve
 from twostep.server.http.listening import AddressError
 
@@ -235,7 +234,7 @@ def test_a_request_may_limit_its_own_time(server: Served) -> None:
 @pytest.fixture(scope="module")
 def doomed(default_model_path: Path) -> Iterator[Host]:
     """An engine of its own, with a tiny cache."""
-    with host(default_model_path, kv_blocks=64, max_num_seqs=2, chunking="tokens=64") as made:
+    with host(default_model_path, kv_memory="64 blocks", max_num_seqs=2, chunking="tokens=64") as made:
         yield made
 
 
@@ -285,8 +284,8 @@ def no_network(event, arguments):
 
 sys.addaudithook(no_network)
 
-from twostep.engine.config import EngineConfig
-from twostep.server.config import ServerConfig
+from twostep.config.configs import EngineConfig
+from twostep.config.configs import ServerConfig
 from twostep.server import front
 
 def listen(config, listen=front.listen):
@@ -295,8 +294,9 @@ def listen(config, listen=front.listen):
     return listeners
 
 front.listen = listen
-config = ServerConfig(port=int(sys.argv[3]), drain_s=float(sys.argv[2]), served_model_names=("small",), log="off")
-front.serve(config, EngineConfig(kv_blocks=300), Path(sys.argv[1]), lambda config, *_: print(config.port, flush=True))
+config = ServerConfig(port=int(sys.argv[3]), drain_s=float(sys.argv[2]), served_model_name=("small",), log="off")
+engine = EngineConfig(kv_memory="300 blocks")
+front.serve(config, engine, Path(sys.argv[1]), lambda config, *_: print(config.port, flush=True))
 """
 
 

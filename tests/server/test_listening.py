@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from twostep.server.config import ServerConfig
+from twostep.config.configs import ServerConfig
 from twostep.server.http.listening import AddressError, Listeners, listen
 
 HAS_IPV6 = socket.has_ipv6 and socket.has_dualstack_ipv6()
@@ -13,7 +13,7 @@ needs_ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="this system has no IPv6")
 
 
 def listening(*hosts: str, port: int = 0) -> Listeners:
-    return listen(ServerConfig(hosts=hosts, port=port))
+    return listen(ServerConfig(host=hosts, port=port))
 
 
 def answers(ip: str, port: int) -> bool:

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
-from itertools import pairwise
+from itertools import accumulate, count, pairwise
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import httpx
@@ -25,8 +24,8 @@ from twostep.engine.engine import Engine
 from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.engine.process.engine_host import EngineHost
-from twostep.engine.step import executor as executor_module
 from twostep.engine.timing.meter import Histogram
+from twostep.kernels.native import NativeExecutor
 from twostep.openai_api.api_error import ApiError
 from twostep.server.observe.finished_requests import LEFT, FinishedRequests, Reply
 from twostep.server.observe.latency_breakdown import latency_breakdown
@@ -197,7 +196,7 @@ def served(settings: dict[str, Any], wrap: Any = None) -> tuple[dict[str, Reques
         return outputs, EngineHost(made, None).snapshot(), made  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("settings", [{}, {"chunking": "tokens=40"}, {"kv_blocks": 36}, {"overlap": False}])
+@pytest.mark.parametrize("settings", [{}, {"chunking": "tokens=40"}, {"kv_memory": "36 blocks"}, {"overlap": False}])
 def test_gaps_and_steps_of_a_run_add_up(settings: dict[str, Any]) -> None:
     """CASES 34: the first token is no gap; every other is one. What is counted live is what timelines say later."""
     outputs, snapshot, _ = served(settings)
@@ -230,7 +229,7 @@ def test_the_prefix_cache_counts_tokens() -> None:
 def test_the_hit_rate_does_not_decay() -> None:
     """CASES 15: a prefix that all share stays, however much else passes through a small cache."""
     shared, rates = prompt(96, seed=1), []
-    with engine(kv_blocks=30, max_num_seqs=2) as made:
+    with engine(kv_memory="30 blocks", max_num_seqs=2) as made:
         for i in range(240):
             made.submit(shared + prompt(20, seed=100 + i), SAMPLING)
             if i % 40 == 39:
@@ -242,8 +241,9 @@ def test_the_hit_rate_does_not_decay() -> None:
 
 
 def test_time_without_a_core_is_part_of_the_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the process had got no CPU time at all; then all of it."""
-    monkeypatch.setattr(executor_module, "process_time_ns", lambda: 0)
+    """As if the threads of the kernels had lacked a core for a little longer in each step; then never."""
+    lacked_ns = accumulate(count(1000, 10))
+    monkeypatch.setattr(NativeExecutor, "lacked_ns", lambda _: next(lacked_ns))
     outputs, snapshot, _ = served({"max_num_seqs": 1})
     told = scrape(Metrics(), snapshot)
     lines = [choice.timeline for output in outputs.values() for choice in output.choices]
@@ -251,7 +251,7 @@ def test_time_without_a_core_is_part_of_the_steps_time(monkeypatch: pytest.Monke
     assert told("kernel_starved_seconds_total") == pytest.approx(starved_ns / 1e9)
     kinds = ("decode", "prefill", "mixed")
     assert 0 < starved_ns / 1e9 < sum(told("step_time_seconds_sum", kind=kind) for kind in kinds)
-    monkeypatch.setattr(executor_module, "process_time_ns", perf_counter_ns)
+    monkeypatch.setattr(NativeExecutor, "lacked_ns", lambda _: 0)
     _, snapshot, _ = served({})
     assert scrape(Metrics(), snapshot)("kernel_starved_seconds_total") == 0
 

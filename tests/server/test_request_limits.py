@@ -35,7 +35,7 @@ def assert_error(reply: httpx.Response, status: int, code: str) -> None:
 
 
 def test_keys(server_host: Host) -> None:
-    with server_host.front(api_keys=("first", "sécond")) as front:
+    with server_host.front(api_key=("first", "sécond")) as front:
         for wrong in (
             {},
             {"Authorization": "Bearer second"},
@@ -55,7 +55,7 @@ def test_keys(server_host: Host) -> None:
 def test_other_origins_only_if_asked(server_host: Host, server: Served) -> None:
     page = {"Origin": "https://chat.example"}
     assert "access-control-allow-origin" not in complete(server, SHORT, headers=page).headers
-    with server_host.front(cors_origins=("https://chat.example",), api_keys=("key",)) as front:
+    with server_host.front(allowed_origins=("https://chat.example",), api_key=("key",)) as front:
         refused = complete(front, SHORT, headers=page)
         named = "authorization,x-stainless-os"
         asks = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": named}

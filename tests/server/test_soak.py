@@ -76,7 +76,7 @@ async def crowd(url: str) -> Counter[str]:
 
 def test_a_crowd_leaves_nothing_behind(default_model_path: Path) -> None:
     """CASES 17, 21, 33: whatever they do, and though they preempt each other."""
-    tiny = host(default_model_path, kv_blocks=20, max_num_seqs=6, chunking="tokens=64")
+    tiny = host(default_model_path, kv_memory="20 blocks", max_num_seqs=6, chunking="tokens=64")
     with tiny as made, made.front(max_queue=40, max_body_bytes=50_000) as front:
         ends = asyncio.run(crowd(front.url))
         assert_as_before(made, front)

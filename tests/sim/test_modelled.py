@@ -8,13 +8,13 @@ from random import Random
 
 from support.recorded_run import ABOUT, replays
 
+from twostep.config.configs import SchedulerSettings
 from twostep.core.cost import Cost, StepShape, Terms
 from twostep.core.loop import Abort, EngineLoop
 from twostep.core.request import FinishReason, Request
 from twostep.core.scheduler import Scheduler
 from twostep.perf.linear import LinearCostModel
 from twostep.recording.writer import RecordedSurroundings, Recorder
-from twostep.settings import Settings
 from twostep.sim.events import EventQueue, LoopHost
 from twostep.sim.modelled import Arrival, ChoiceTimes, ModelledExecutor, SimulatedClient, VirtualClock
 
@@ -34,14 +34,14 @@ Done = dict[tuple[str, int], ChoiceTimes]
 """What happened to each choice of each request."""
 
 
-def simulated(settings: Settings, arrivals: list[Arrival], path: Path, host_ns: int = 0) -> Done:
+def simulated(settings: SchedulerSettings, arrivals: list[Arrival], path: Path, host_ns: int = 0) -> Done:
     """One loop, recorded."""
     [done] = simulated_together([settings], [arrivals], [path], host_ns)
     return done
 
 
 def simulated_together(
-    settings: Sequence[Settings], arrivals: Sequence[list[Arrival]], paths: Sequence[Path], host_ns: int = 0
+    settings: Sequence[SchedulerSettings], arrivals: Sequence[list[Arrival]], paths: Sequence[Path], host_ns: int = 0
 ) -> list[Done]:
     """Several loops on one event queue, each recorded."""
     queue = EventQueue(VirtualClock())
@@ -60,7 +60,7 @@ def simulated_together(
     return [{(times.request_id, times.choice): times for times in client.times} for client in clients]
 
 
-SETTINGS = Settings(blocks=(100,), seats=4, step_tokens=512, chunking="tokens=33")
+SETTINGS = SchedulerSettings(blocks=(100,), max_num_seqs=4, max_num_batched_tokens=512, chunking="tokens=33")
 
 
 def test_a_little_run_by_hand(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_never_fits_is_refused(tmp_path: Path) -> None:
 
 
 def test_preemptions_are_noted_and_no_token_comes_twice(tmp_path: Path) -> None:
-    tight = Settings(blocks=(12,), seats=4, step_tokens=512, chunking="tokens=64")
+    tight = SchedulerSettings(blocks=(12,), max_num_seqs=4, max_num_batched_tokens=512, chunking="tokens=64")
     arrivals = [Arrival(i, Request(str(i), 30, 70), (60 + i,)) for i in range(4)]
     done = simulated(tight, arrivals, tmp_path / "run")
     assert sum(len(times.preempted_ns) for times in done.values()) > 0
@@ -125,7 +125,7 @@ def random_arrivals(seed: int) -> list[Arrival]:
 
 
 def test_the_same_seed_gives_the_same_bytes_and_replays(tmp_path: Path) -> None:
-    settings = Settings(blocks=(40,), seats=8, step_tokens=512, chunking="time=40")
+    settings = SchedulerSettings(blocks=(40,), max_num_seqs=8, max_num_batched_tokens=512, chunking="time=40")
     files = [tmp_path / name for name in ("first", "again", "other")]
     for file, seed in zip(files, (1, 1, 2), strict=True):
         simulated(settings, random_arrivals(seed), file)
@@ -137,9 +137,9 @@ def test_the_same_seed_gives_the_same_bytes_and_replays(tmp_path: Path) -> None:
 # --- one event queue, many loops ----------------------------------------------------------------------------------
 
 THREE = (
-    Settings(blocks=(40,), seats=8, step_tokens=512, chunking="time=40"),
-    Settings(blocks=(60,), seats=4, step_tokens=512, chunking="tokens=33"),
-    Settings(blocks=(80,), seats=6, step_tokens=512, chunking="none", batching="static=3"),
+    SchedulerSettings(blocks=(40,), max_num_seqs=8, max_num_batched_tokens=512, chunking="time=40"),
+    SchedulerSettings(blocks=(60,), max_num_seqs=4, max_num_batched_tokens=512, chunking="tokens=33"),
+    SchedulerSettings(blocks=(80,), max_num_seqs=6, max_num_batched_tokens=512, chunking="none", batching="static=3"),
 )
 
 
@@ -178,7 +178,9 @@ def test_events_of_one_moment_run_in_the_order_in_which_they_were_scheduled() ->
 
 def test_a_static_batch_that_is_not_full_begins_when_its_patience_ends(tmp_path: Path) -> None:
     """Nothing else happens then: the plan itself says when to look again, 100 ms after the first of them arrived."""
-    settings = Settings(blocks=(100,), seats=4, step_tokens=512, chunking="tokens=33", batching="static=3")
+    settings = SchedulerSettings(
+        blocks=(100,), max_num_seqs=4, max_num_batched_tokens=512, chunking="tokens=33", batching="static=3"
+    )
     arrivals = [Arrival(10 * MS, Request("a", 4, 1)), Arrival(50 * MS, Request("b", 4, 1))]
     done = simulated(settings, arrivals, tmp_path / "run")
     assert [times.finish_ns for times in done.values()] == [118 * MS, 118 * MS]

@@ -13,6 +13,7 @@ import pytest
 from support.recorded_run import Workload, record, replays
 
 from twostep.cli.main import main
+from twostep.core.policies import TimeBudget
 from twostep.core.request import FinishReason
 from twostep.errors import RecordingError
 from twostep.recording.reader import Recording, Turn
@@ -100,7 +101,7 @@ def steps(lines: Lines) -> Lines:
 @pytest.fixture
 def timed(runs: dict[int, Path]) -> Path:
     """A run whose chunks follow measured times, with chunks and requests that wait."""
-    return next(path for path in runs.values() if Recording(path).header.settings.chunking == "time=30")
+    return next(path for path in runs.values() if Recording(path).header.settings.chunking == TimeBudget(30_000_000))
 
 
 def test_a_changed_plan_is_found_at_its_step(timed: Path) -> None:
@@ -210,10 +211,18 @@ def test_what_cannot_have_been_is_the_file_s_fault(timed: Path) -> None:
         tampered(timed, twice)
 
 
-def test_settings_that_contradict_each_other_are_named(timed: Path) -> None:
+def test_a_setting_that_is_not_allowed_is_named(timed: Path) -> None:
     copy = timed.with_suffix(".settings")
     copy.write_bytes(timed.read_bytes().replace(b'"time=30"', b'"time=soon"', 1))
-    with pytest.raises(RecordingError, match="line 1: chunking is 'time=soon'; it has to be"):
+    with pytest.raises(RecordingError, match="line 1: settings: chunking is 'time=soon'; it has to be"):
+        replay(Recording(copy))
+
+
+def test_settings_that_contradict_each_other_are_named(timed: Path) -> None:
+    copy = timed.with_suffix(".contradiction")
+    wide = re.sub(rb'"max_num_batched_tokens":\d+', b'"max_num_batched_tokens":9', timed.read_bytes(), count=1)
+    copy.write_bytes(wide)
+    with pytest.raises(RecordingError, match="settings in line 1: max_num_batched_tokens is 9; it has to be"):
         replay(Recording(copy))
 
 
@@ -228,7 +237,7 @@ class TestCommand:
         assert "model checked; machine none" in shown
         assert "chunking time=30" in shown
         assert f"{replayed.output_tokens} of output" in shown
-        assert re.search(r"step time +prediction off by \d+\.\d% \(p50\), \d+\.\d% \(p90\) of the measured", shown)
+        assert re.search(r"step time +prediction error \d+\.\d% \(p50\), \d+\.\d% \(p90\) of the measured", shown)
 
     def test_plans(self, timed: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["replay", str(timed), "--plans"]) == 0

@@ -1,14 +1,14 @@
 """Sizing of memory: the check values of the field, the native executor's own count, and plans that must be refused."""
 
 from dataclasses import replace
-from math import inf, nan
 from pathlib import Path
 
 import pytest
 from support.tiny import TINY, tiny_network
 
+from twostep.config.values import KvMemory, MemoryBlocks, MemoryBytes, MemoryShare
 from twostep.engine.host_memory import plan_memory
-from twostep.errors import InvalidParameterError, MemoryPlanError
+from twostep.errors import MemoryPlanError
 from twostep.kernels.native import NativeError, NativeExecutor, packed_weight_bytes
 from twostep.kernels.step import BLOCK_TOKENS, Slice
 from twostep.model.families import load_network
@@ -124,7 +124,7 @@ def small(weights: int = 10 * MIB) -> MemoryDemand:
 
 
 def test_a_share_is_for_everything() -> None:
-    plan = plan_memory(small(), 100 * MIB, share=0.5)
+    plan = plan_memory(small(), 100 * MIB, MemoryShare(0.5))
     rest = 50 * MIB - plan.weights_bytes - plan.activation_bytes
     assert plan.kv_bytes_per_block == PER_BLOCK
     assert plan.blocks == rest // PER_BLOCK
@@ -134,15 +134,15 @@ def test_a_share_is_for_everything() -> None:
 
 
 def test_a_stated_size_is_kept() -> None:
-    assert plan_memory(small(), 100 * MIB, kv_blocks=7).kv_bytes == 7 * PER_BLOCK
-    assert plan_memory(small(), 100 * MIB, kv_bytes=8 * PER_BLOCK - 1).blocks == 7
+    assert plan_memory(small(), 100 * MIB, MemoryBlocks(7)).kv_bytes == 7 * PER_BLOCK
+    assert plan_memory(small(), 100 * MIB, MemoryBytes(8 * PER_BLOCK - 1)).blocks == 7
 
 
 def test_all_that_is_free_may_be_taken_and_no_byte_more() -> None:
     need = small().fixed_bytes + 5 * PER_BLOCK
-    assert plan_memory(small(), need, kv_blocks=5).blocks == plan_memory(small(), need, share=1).blocks == 5
+    assert plan_memory(small(), need, MemoryBlocks(5)).blocks == plan_memory(small(), need, MemoryShare(1)).blocks == 5
     with pytest.raises(MemoryPlanError, match=r"the KV cache does not fit: 40\.0 KiB stated"):
-        plan_memory(small(), need - 1, kv_blocks=5)
+        plan_memory(small(), need - 1, MemoryBlocks(5))
 
 
 @pytest.mark.parametrize(
@@ -150,49 +150,37 @@ def test_all_that_is_free_may_be_taken_and_no_byte_more() -> None:
     [
         (
             100 * MIB,
-            {"kv_blocks": 100_000},
+            MemoryBlocks(100_000),
             1,
             r"the KV cache does not fit: 781.2 MiB stated, "
             r"100.0 MiB free - 10.0 MiB weights - 115.9 KiB activations = 89.9 MiB",
         ),
         (
             100 * MIB,
-            {"kv_blocks": 1},
+            MemoryBlocks(1),
             17,
             r"the KV cache does not hold one sequence of 17 tokens: 8.0 KiB stated = 1 blocks; "
             r"needed: 2 x 8.0 KiB = 16.0 KiB",
         ),
         (
             100 * MIB,
-            {"kv_bytes": 1024},
+            MemoryBytes(1024),
             1,
             "does not hold even one block: 1.0 KiB stated = 0 blocks; needed: 1 x",
         ),
-        (100 * MIB, {"kv_blocks": 0}, 1, "does not hold even one block: 0 B stated = 0 blocks"),
-        (100 * MIB, {"kv_blocks": -3}, 1, "does not hold even one block: -24.0 KiB stated"),
+        (100 * MIB, MemoryBlocks(0), 1, "does not hold even one block: 0 B stated = 0 blocks"),
+        (100 * MIB, MemoryBlocks(-3), 1, "does not hold even one block: -24.0 KiB stated"),
         (
             10 * MIB,
-            {"share": 0.6},
+            MemoryShare(0.6),
             1,
             r"60 % of 10.0 MiB free - 10.0 MiB weights - 115.9 KiB activations = -4.1 MiB = 0 blocks",
         ),
     ],
 )
-def test_plans_that_are_refused(free: int, stated: dict[str, int], least: int, message: str) -> None:
+def test_plans_that_are_refused(free: int, stated: KvMemory, least: int, message: str) -> None:
     with pytest.raises(MemoryPlanError, match=message):
-        plan_memory(small(), free, least_tokens=least, **stated)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("share", [0, -0.1, 1.01, nan, inf, 60])
-def test_shares_that_are_none(share: float) -> None:
-    with pytest.raises(InvalidParameterError, match=r"share is .*; it has to be above 0 and at most 1"):
-        plan_memory(small(), 100 * MIB, share=share)
-
-
-@pytest.mark.parametrize("stated", [{}, {"share": 0.5, "kv_blocks": 3}, {"kv_bytes": 1 << 20, "kv_blocks": 3}])
-def test_one_size_has_to_be_stated(stated: dict[str, int]) -> None:
-    with pytest.raises(InvalidParameterError, match="one of share, kv_bytes and kv_blocks has to be stated"):
-        plan_memory(small(), 100 * MIB, **stated)  # type: ignore[arg-type]
+        plan_memory(small(), free, stated, least)
 
 
 # --- in words
@@ -212,7 +200,7 @@ def test_the_arithmetic_of_a_share() -> None:
 def test_the_arithmetic_of_the_processes_around_it() -> None:
     """They are part of what a share is of, and of what has to fit."""
     host = HostDemand(vocab=1000, threads=2, serves=True)
-    plan = plan_memory(replace(small(), host=host), 300 * MIB, share=0.9)
+    plan = plan_memory(replace(small(), host=host), 300 * MIB, MemoryShare(0.9))
     lines = list(plan.arithmetic(256))
     tables = "1.3 MiB tokenizer (twice) and grammars of 1000 tokens"
     assert lines[2] == (
@@ -226,7 +214,7 @@ def test_the_arithmetic_of_the_processes_around_it() -> None:
         < plan.demand.fixed_bytes + (plan.blocks + 1) * PER_BLOCK
     )
     with pytest.raises(MemoryPlanError, match=r"95.0 MiB free - .* - 85.3 MiB processes = "):
-        plan_memory(replace(small(), host=host), 95 * MIB, kv_blocks=10)
+        plan_memory(replace(small(), host=host), 95 * MIB, MemoryBlocks(10))
 
 
 def test_an_engine_alone_has_fewer_processes_around_it() -> None:

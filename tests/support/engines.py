@@ -13,8 +13,9 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryBlocks
 from twostep.engine import build
-from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import Delta, Event, RequestOutput
 from twostep.engine.params import SamplingParams
@@ -40,7 +41,7 @@ def stories() -> LoadedModel:
 @contextmanager
 def engine(wrap: Wrap | None = None, *, model: LoadedModel | None = None, **settings: Any) -> Iterator[Engine]:
     """An engine without text on the tiny model, unless said otherwise; `wrap` puts doubles around its kernels."""
-    usual = {"skip_tokenizer_init": model is None, "kv_blocks": PLENTY, "threads": 1}
+    usual = {"skip_tokenizer_init": model is None, "kv_memory": MemoryBlocks(PLENTY), "threads": 1}
     make = build.kernels
 
     def wrapped(*arguments: Any) -> build.Kernels:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from twostep.config.configs import EngineConfig, ServerConfig
 from twostep.engine.backend import Backend, Snapshot
-from twostep.engine.config import EngineConfig
 from twostep.engine.process.local_backend import LocalBackend
 from twostep.model.loaded import LoadedModel, open_model
-from twostep.server.config import ServerConfig
 from twostep.server.front import Front
 from twostep.server.http.listening import listen
 from twostep.server.state import ServedModel, ServerState

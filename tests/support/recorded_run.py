@@ -6,6 +6,7 @@ from random import Random
 
 from support.checked_executor import CheckedExecutor
 
+from twostep.config.configs import SchedulerSettings
 from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.loop import Abort, Command, EngineLoop, StepExecutor
 from twostep.core.plan import Finished, Resolved, Step, StepResult
@@ -14,7 +15,6 @@ from twostep.core.scheduler import Scheduler
 from twostep.perf.linear import LinearCostModel
 from twostep.recording.reader import Recording
 from twostep.recording.writer import RecordedSurroundings, Recorder
-from twostep.settings import Settings
 from twostep.sim.recorded import Replay, replay
 
 TOKENS = range(10**9, 2**31)
@@ -72,15 +72,15 @@ class Workload:
         )
 
 
-def _settings(rng: Random) -> Settings:
+def _settings(rng: Random) -> SchedulerSettings:
     windows = rng.choice([(None,), (None,), (None, 40), (None, 16)])
     admission = rng.choice(["fcfs", "priority", "shortest-prefill"])
-    return Settings(
+    return SchedulerSettings(
         blocks=tuple(rng.choice([26, 30, 40, 100]) for _ in windows),
         windows=windows,
-        seats=rng.choice([1, 3, 8, 16]),
-        step_tokens=rng.choice([288, 700]),
-        context_tokens=600,
+        max_num_seqs=rng.choice([1, 3, 8, 16]),
+        max_num_batched_tokens=rng.choice([288, 700]),
+        max_model_len=600,
         batching=rng.choice(["continuous", "continuous", "static=3"]),
         chunking=rng.choice(["tokens=16", "tokens=100", "time=5", "time=30", "time=80.5", "none"]),
         admission=admission,

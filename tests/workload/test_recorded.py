@@ -21,10 +21,9 @@ from support.breakdowns import output, reply
 from support.http_server import Host, Served
 
 from twostep.background import BackgroundWriter
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig, ServerConfig
 from twostep.engine.outputs import Timeline
 from twostep.errors import WorkloadError
-from twostep.server.config import ServerConfig
 from twostep.server.front import serve
 from twostep.server.observe.traffic_recorder import BlockNumbers, TrafficRecorder
 from twostep.workload.definition import Workload

@@ -6,8 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twostep.cli import engine_options
-from twostep.cli.prompt_input import check_threads
+from twostep.cli.options import engine_keywords
 from twostep.errors import InvalidParameterError, TwostepError
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ class UnansweredError(TwostepError):
 def run(options: argparse.Namespace, defaults: Callable[[str], object]) -> None:
     """`defaults` returns the default of an option; an option with another value was given by the user."""
     _check_options(options, defaults)
-    settings = engine_options.settings(options)
+    settings = engine_keywords(options)
     again = "the same command" if options.record is None else "the same command with another --record"
     answer_file(
         options.file, options.out, lambda: _load(options, settings), names(options),
@@ -113,7 +112,7 @@ def _load(options: argparse.Namespace, settings: Mapping[str, Any]) -> "Engine":
     from twostep.llm import LLM
     from twostep.terminal import StatusLine
 
-    llm = LLM(options.model, threads=options.threads, **settings)
+    llm = LLM(options.model, **settings)
     for line in llm.engine.describe():
         StatusLine().say(line)
     return llm
@@ -131,4 +130,3 @@ def _check_options(options: argparse.Namespace, defaults: Callable[[str], object
     if str(options.out) == STANDARD_INPUT:  # a file of that name would surprise everybody
         problem = "--out is -; answers go into a file, from which an interrupted run continues: give its name"
         raise InvalidParameterError(problem)
-    check_threads(options.threads)

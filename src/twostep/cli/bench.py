@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twostep.cli import connection, engine_options
-from twostep.cli.flags import naming_flags
-from twostep.cli.numbers import list_within, whole_within, within
+from twostep.cli import connection
+from twostep.cli.options import ENGINE_NAMES, add_settings, list_within, naming_flags, whole_within, within
 from twostep.cli.subcommands import Subcommands
 from twostep.cli.workload import add_changes
 
@@ -44,7 +43,7 @@ def add_to(commands: Subcommands) -> None:
     _add_workload(parser.add_argument_group("workload"))
     _add_load(parser.add_argument_group("load"))
     _add_output(parser.add_argument_group("output"))
-    engine_options.add_to(parser.add_argument_group("engine, for --offline"))
+    add_settings(parser.add_argument_group("engine, for --offline"))
     parser.set_defaults(run=lambda options: run(options, parser))
 
 
@@ -242,10 +241,13 @@ def _reading_errors(options: argparse.Namespace, parser: argparse.ArgumentParser
 
 
 def _measuring_errors(options: argparse.Namespace) -> Iterator[str]:
-    for name in FOR_SERVERS if options.offline else engine_options.NAMES:
-        if getattr(options, name):
-            flag = f"--{name.replace('_', '-')}"
-            yield f"{flag} cannot be used with --offline" if options.offline else f"{flag} needs --offline"
+    if options.offline:
+        misplaced, problem = [name for name in FOR_SERVERS if getattr(options, name)], "cannot be used with --offline"
+    else:
+        misplaced = [name for name in ENGINE_NAMES if getattr(options, name) is not None]
+        problem = "needs --offline"
+    for name in misplaced:
+        yield f"--{name.replace('_', '-')} {problem}"
     if options.offline and options.endpoint != "completions":
         yield f"--endpoint {options.endpoint} cannot be used with --offline"
     yield from _load_errors(options)

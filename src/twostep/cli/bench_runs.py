@@ -19,9 +19,10 @@ from twostep.bench.load.workload_run import LiveLine, Options
 from twostep.bench.load.workload_run import run as run_load
 from twostep.bench.report.output_files import is_replaced
 from twostep.bench.report.result import EngineStep, Result, Run, client_machine, workload_facts, write_result
-from twostep.cli import connection, engine_options
+from twostep.cli import connection
 from twostep.cli.bench import DEFAULT_URL
 from twostep.cli.bench_loads import Loads
+from twostep.cli.options import engine_keywords
 from twostep.errors import InvalidParameterError, TwostepError
 from twostep.terminal import StatusLine
 from twostep.turns import take_short_turns
@@ -130,7 +131,7 @@ def _runner(options: argparse.Namespace) -> Iterator[Runner]:
     if options.offline:
         from twostep.cli.bench_offline import Offline
 
-        with closing(Offline(options, engine_options.settings(options))) as offline:
+        with closing(Offline(options, engine_keywords(options))) as offline:
             yield offline.run
     else:
         yield partial(_run_served, options, _target(options))

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twostep.cli import batch, engine_options
+from twostep.cli import batch
+from twostep.cli.options import ENGINE_NAMES, ENGINE_SETTINGS, add_settings, engine_keywords
 from twostep.cli.prompt_input import DEFAULT_MAX_TOKENS, check_options, read_prompt
 from twostep.cli.subcommands import Subcommands
+from twostep.config.settings import BY_NAME
 from twostep.store.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def add_to(commands: Subcommands) -> None:
     )
     _add_sampling(parser.add_argument_group("sampling"))
     _add_file(parser.add_argument_group("a file of requests instead of a prompt"))
-    parser.add_argument("--threads", type=int, metavar="N", help="default: the cores available to this process")
+    add_settings(parser, [BY_NAME["threads"]])
     parser.add_argument("--executor", choices=("native", "reference"), default="native", help="reference: numpy, slow")
     parser.add_argument("--stats", action="store_true", help="print timings to standard error")
     parser.set_defaults(run=lambda options: run(options, parser))
@@ -84,7 +86,7 @@ def _add_file(group: "argparse._ArgumentGroup") -> None:
         "--retry-errors", action="store_true", help="repeat requests whose answer in ANSWERS is an error"
     )
     group.add_argument("--served-model-name", metavar="NAME", help="model name in the requests (default: --model)")
-    engine_options.add_to(group)
+    add_settings(group, (setting for setting in ENGINE_SETTINGS if setting.name != "threads"))
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -93,8 +95,8 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         return
     if options.file is not None or options.out is not None:
         parser.error("--file and --out must be given together")
-    for name in ("served_model_name", "retry_errors", *engine_options.NAMES):
-        if getattr(options, name) != parser.get_default(name):
+    for name in ("served_model_name", "retry_errors", *ENGINE_NAMES):
+        if name != "threads" and getattr(options, name) != parser.get_default(name):
             parser.error(f"--{name.replace('_', '-')} needs --file")
     if options.prompt is None:
         parser.error("the following arguments are required: PROMPT, or --file and --out")
@@ -104,6 +106,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 def _stream(options: argparse.Namespace) -> None:
     """Checks everything it can before it loads the model."""
     check_options(options)
+    options.threads = engine_keywords(options)["threads"]
     prompt = read_prompt(options)
     params = _sampling_params(options)
     from twostep.cli.local_engine import answer

@@ -9,7 +9,8 @@ from typing import Any
 
 from twostep.cli.chat import Message, Said
 from twostep.cli.prompt_input import answer_limit, encode, print_notes
-from twostep.engine.config import EngineConfig
+from twostep.config.configs import EngineConfig
+from twostep.config.values import MemoryShare
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import ChoiceOutput, ChunkTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
@@ -54,9 +55,9 @@ def _config(options: argparse.Namespace, tokens: int) -> EngineConfig:
     return EngineConfig(
         max_num_seqs=1,
         max_model_len=tokens,
-        max_step_tokens=STEP_TOKENS,
+        max_num_batched_tokens=STEP_TOKENS,
         chunking=f"tokens={STEP_TOKENS}",
-        kv_share=1.0,
+        kv_memory=MemoryShare(1.0),
         threads=options.threads,
         executor=options.executor,
         enable_prefix_caching=False,
@@ -125,7 +126,7 @@ class LocalPartner:
             temperature=options.temperature, max_tokens=options.max_tokens, seed=options.seed
         )  # fmt: skip
         self.name = options.model or DEFAULT_MODEL
-        settings: dict[str, Any] = {"max_step_tokens": STEP_TOKENS, "chunking": f"tokens={STEP_TOKENS}"}
+        settings: dict[str, Any] = {"max_num_batched_tokens": STEP_TOKENS, "chunking": f"tokens={STEP_TOKENS}"}
         self._llm = LLM(self.name, max_num_seqs=1, threads=options.threads, **settings)
         print_notes(self._llm.model)
 

@@ -1,7 +1,6 @@
 """The prompt of `generate` and `chat`: checks of the options, its tokens, and the length of the answer."""
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -23,15 +22,6 @@ def check_options(options: argparse.Namespace) -> None:
         )
     if options.max_tokens is not None and options.max_tokens < 1:
         raise InvalidParameterError(f"--max-tokens is {options.max_tokens}; it must be at least 1")
-    check_threads(options.threads)
-
-
-def check_threads(threads: int | None) -> None:
-    """Raises `InvalidParameterError` for less than 1 and for more than the number of CPUs."""
-    if threads is not None and threads < 1:
-        raise InvalidParameterError(f"--threads is {threads}; it must be at least 1")
-    if threads is not None and threads > (cpus := os.cpu_count() or 1):
-        raise InvalidParameterError(f"--threads is {threads}; it must be at most {cpus}, the number of CPUs")
 
 
 def read_prompt(options: argparse.Namespace) -> str:

@@ -1,7 +1,6 @@
 """`twostep replay FILE`: runs a recording through the scheduler again and compares every plan."""
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,7 @@ def _summary(recording: "Recording", replayed: "Replay") -> list[tuple[str, str]
     about = "; ".join([f"twostep {header.twostep}", *(f"{key} {text}" for key, text in header.about.items())])
     lines = [
         ("recorded by", about),
-        ("settings", ", ".join(f"{name} {_setting(value)}" for name, value in asdict(header.settings).items())),
+        ("settings", ", ".join(f"{name} {_setting(value)}" for name, value in header.settings.to_json().items())),
         ("steps", f"{counters.steps} in {replayed.virtual_s:.3f} s; {replayed.computed_tokens} tokens computed"),
         ("requests", f"{replayed.requests} queued, {replayed.refused} refused; ended: {ended or 'none'}"),
         ("tokens", f"{replayed.prompt_tokens} of prompts, {replayed.output_tokens} of output"),
@@ -80,7 +79,7 @@ def _summary(recording: "Recording", replayed: "Replay") -> list[tuple[str, str]
 
 
 def _setting(value: object) -> str:
-    return "+".join("all" if item is None else str(item) for item in value) if isinstance(value, tuple) else str(value)
+    return "+".join("all" if item is None else str(item) for item in value) if isinstance(value, list) else str(value)
 
 
 def _prediction(errors: list[float]) -> str:

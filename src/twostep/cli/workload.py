@@ -7,7 +7,7 @@ from dataclasses import Field, asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twostep.cli.flags import naming_flags
+from twostep.cli.options import naming_flags
 from twostep.cli.subcommands import Subcommands
 
 if TYPE_CHECKING:

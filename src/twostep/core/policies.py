@@ -4,6 +4,7 @@ A policy is a frozen value without state that learns. Where planning needs such 
 model, the scheduler builds it from the policy (`ChunkPolicy.sizer`) and owns it.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -136,7 +137,8 @@ class _CountsTokens:
 class Unchunked(_CountsTokens):
     """Prompts are never cut: each is computed in one step, several together up to `budget_tokens`."""
 
-    budget_tokens: int
+    budget_tokens: int = sys.maxsize
+    """The default leaves the limit to the step's own, `max_num_batched_tokens`."""
     least_tokens: int = 0
 
     def sizer(self, cost: CostModel | None) -> "Unchunked":

@@ -1,13 +1,13 @@
 """Builds the parts of an engine from a model and settings; refuses settings that cannot work."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
+from twostep.config.configs import EngineConfig, SchedulerSettings
+from twostep.config.values import MemoryShare
 from twostep.core.cost import CostModel
 from twostep.core.request import BLOCK_TOKENS, blocks_for
-from twostep.core.scheduler import Scheduler
-from twostep.engine.config import EngineConfig
+from twostep.core.scheduler import Scheduler, least_step_tokens
 from twostep.engine.host_memory import free_memory, plan_memory
 from twostep.engine.other_servers import OtherServers
 from twostep.errors import InvalidParameterError, MemoryPlanError
@@ -17,12 +17,8 @@ from twostep.kernels.sampling import Sampler
 from twostep.kernels.step import Executor
 from twostep.kernels.threads import default_threads
 from twostep.model.loaded import LoadedModel
-from twostep.settings import Settings
 from twostep.spec.host import HostDemand
 from twostep.spec.memory import MemoryDemand, MemoryPlan
-
-DEFAULT_SHARE = 0.5
-"""Share of free memory; the rest is for other programs and the file cache."""
 
 NO_OTHERS = OtherServers()
 
@@ -33,8 +29,8 @@ class Sizing(NamedTuple):
     memory: MemoryPlan
     blocks: int
     """Of each group with full attention; `group_blocks` has those of all."""
-    context_tokens: int
-    step_tokens: int
+    max_model_len: int
+    max_num_batched_tokens: int
     """Most tokens of a step."""
     others: OtherServers = NO_OTHERS
     """The servers that had planned before."""
@@ -55,17 +51,17 @@ class Sizing(NamedTuple):
     @property
     def longest(self) -> int:
         """Most tokens of a sequence: the context, or the tokens of the whole cache and a last one without KV."""
-        return min(self.context_tokens, self.blocks * BLOCK_TOKENS + 1)
+        return min(self.max_model_len, self.blocks * BLOCK_TOKENS + 1)
 
     def lines(self, config: EngineConfig) -> Iterator[str]:
         """Lines to print: the arithmetic."""
         yield from self.others.lines()
-        yield from self.memory.arithmetic(self.context_tokens)
-        if self.longest < self.context_tokens:
+        yield from self.memory.arithmetic(self.max_model_len)
+        if self.longest < self.max_model_len:
             yield f"note: as the cache holds no more, prompt and answer have at most {self.longest} tokens together"
         if self.blocks < self.memory.blocks:
-            seats, context = config.max_num_seqs, self.context_tokens
-            yield f"KV cache used: {self.blocks} blocks, all that {seats} sequences of {context} tokens can fill"
+            filled_by = f"{config.max_num_seqs} sequences of {self.max_model_len} tokens"
+            yield f"KV cache used: {self.blocks} blocks, all that {filled_by} can fill"
 
 
 def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False, others: OtherServers = NO_OTHERS) -> Sizing:
@@ -78,7 +74,8 @@ def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False, othe
     wanted = shape.context if config.max_model_len is None else config.max_model_len
     if not 2 <= wanted <= shape.context:
         raise InvalidParameterError(f"max_model_len is {wanted}; it has to be from 2 to the context, {shape.context}")
-    step_tokens = config.max_step_tokens or max(wanted, _least_step_tokens(config))
+    least = least_step_tokens(config.max_num_seqs, config.chunking)
+    step_tokens = config.max_num_batched_tokens or max(wanted, least)
     vocab = 0 if config.skip_tokenizer_init else shape.vocab
     demand = MemoryDemand(
         shape,
@@ -90,35 +87,24 @@ def size(model: LoadedModel, config: EngineConfig, *, serves: bool = False, othe
         rotations=len(model.network.rotations),
         host=HostDemand(vocab, config.threads or default_threads(), serves),
     )
-    share = DEFAULT_SHARE if (config.kv_share, config.kv_bytes, config.kv_blocks) == (None,) * 3 else config.kv_share
     try:
-        memory = plan_memory(
-            demand,
-            free_memory(others=others.servers),
-            share=share,
-            kv_bytes=config.kv_bytes,
-            kv_blocks=config.kv_blocks,
-            least_tokens=config.max_model_len or 2,
-        )
+        free_bytes = free_memory(others=others.servers)
+        memory = plan_memory(demand, free_bytes, config.kv_memory, least_tokens=config.max_model_len or 2)
     except MemoryPlanError as error:
         raise MemoryPlanError("; ".join([str(error), *others.lines()])) from None
     useful = config.max_num_seqs * blocks_for(wanted)
-    return Sizing(memory, min(memory.blocks, useful) if share else memory.blocks, wanted, step_tokens, others)
+    blocks = min(memory.blocks, useful) if isinstance(config.kv_memory, MemoryShare) else memory.blocks
+    return Sizing(memory, blocks, wanted, step_tokens, others)
 
 
-def _least_step_tokens(config: EngineConfig) -> int:
-    with naming_settings():
-        return Settings((1,), seats=config.max_num_seqs, chunking=config.chunking).least_step_tokens
-
-
-def settings(config: EngineConfig, sizing: Sizing) -> Settings:
+def settings(config: EngineConfig, sizing: Sizing) -> SchedulerSettings:
     """The scheduler's part of the settings."""
-    return Settings(
+    return SchedulerSettings(
         blocks=sizing.group_blocks,
         windows=sizing.memory.demand.layout.windows,
-        seats=config.max_num_seqs,
-        step_tokens=sizing.step_tokens,
-        context_tokens=sizing.context_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=sizing.max_num_batched_tokens,
+        max_model_len=sizing.max_model_len,
         batching=config.batching,
         chunking=config.chunking,
         admission=config.admission,
@@ -126,20 +112,13 @@ def settings(config: EngineConfig, sizing: Sizing) -> Settings:
     )
 
 
-def scheduler(settings: Settings, cost: CostModel) -> Scheduler:
+def scheduler(settings: SchedulerSettings, cost: CostModel) -> Scheduler:
     """Returns a scheduler that plans with `cost` and fits it to measured steps.
 
     Raises `InvalidParameterError` for settings that contradict each other.
     """
-    with naming_settings():
-        return Scheduler(settings.config(), cost)
-
-
-@contextmanager
-def naming_settings() -> Iterator[None]:
-    """Turns the scheduler's `ValueError`s into `InvalidParameterError`s."""
     try:
-        yield
+        return Scheduler(settings.config(), cost)
     except ValueError as error:
         raise InvalidParameterError(str(error)) from None
 
@@ -168,7 +147,7 @@ def kernels(model: LoadedModel, config: EngineConfig, sizing: Sizing) -> Kernels
         return Kernels(ReferenceExecutor(model.network, blocks), Sampler(vocab), "numpy", 1, lambda: 0)
     native = NativeExecutor(model.network, blocks, threads=config.threads or default_threads())
     try:
-        native.reserve(sizing.step_tokens, config.max_num_seqs)
+        native.reserve(sizing.max_num_batched_tokens, config.max_num_seqs)
     except BaseException:
         native.close()
         raise

@@ -9,6 +9,8 @@ from pathlib import Path
 from platform import machine, python_version
 from time import monotonic_ns
 
+from twostep.config.configs import EngineConfig
+from twostep.config.values import text_of
 from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.cost import CostModel
 from twostep.core.loop import Abort, Command, EngineLoop, MissingCapabilityError
@@ -17,7 +19,6 @@ from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
 from twostep.engine.collector import Collector
-from twostep.engine.config import EngineConfig
 from twostep.engine.other_servers import Registration, Registry
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
@@ -150,7 +151,7 @@ class Engine:
             self.kernels.executor,
             self.kernels.sampler,
             config.max_num_seqs,
-            blocks_for(self.sizing.context_tokens),
+            blocks_for(self.sizing.max_model_len),
             overlap=config.overlap,
             threads=0 if config.executor == "reference" else self.kernels.threads,
             lacked_ns=self.kernels.lacked_ns,
@@ -196,8 +197,9 @@ class Engine:
         yield from self.sizing.lines(self.config)
         s = self.settings
         yield f"kernels: {self.kernels.isa}, {self.kernels.threads} threads"
-        yield f"scheduler: {s.seats} sequences at a time, {s.batching} batching, admission {s.admission}"
-        yield f"steps: at most {s.step_tokens} tokens, prompts cut by {s.chunking}; context {s.context_tokens}"
+        batching, chunking = text_of(s.batching), text_of(s.chunking)
+        yield f"scheduler: {s.max_num_seqs} sequences at a time, {batching} batching, admission {s.admission}"
+        yield f"steps: at most {s.max_num_batched_tokens} tokens, prompts cut by {chunking}; context {s.max_model_len}"
         if not self.config.skip_tokenizer_init:
             yield from self.model.tokenizer.vocabulary.notes()
 
@@ -347,7 +349,7 @@ class Engine:
 
     def _answer_limit(self, prompt_tokens: int, params: SamplingParams) -> int:
         """The most tokens of the answer: as requested, which has to fit, or what context and cache have left."""
-        limit = params.answer_limit(prompt_tokens, self.sizing.context_tokens)
+        limit = params.answer_limit(prompt_tokens, self.sizing.max_model_len)
         room = self.sizing.longest - prompt_tokens
         return limit if params.max_tokens else max(1, params.min_tokens, min(limit, room))
 

@@ -4,47 +4,34 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from twostep.config.values import KvMemory, MemoryBlocks, MemoryBytes, MemoryShare
 from twostep.engine.other_servers import Server
-from twostep.errors import InvalidParameterError, MemoryPlanError
+from twostep.errors import MemoryPlanError
 from twostep.kernels.cgroup import GROUP_FOLDERS, GROUPS, group_folders, read_text
 from twostep.spec.memory import MemoryDemand, MemoryPlan, plan_share, plan_stated
 
 _ROOT = Path("/")
 
 
-def plan_memory(
-    demand: MemoryDemand,
-    free_bytes: int,
-    *,
-    share: float | None = None,
-    kv_bytes: int | None = None,
-    kv_blocks: int | None = None,
-    least_tokens: int = 1,
-) -> MemoryPlan:
-    """Plans memory by one of three sizes: a share of free memory for everything, bytes of KV, or blocks of KV.
+def plan_memory(demand: MemoryDemand, free_bytes: int, kv_memory: KvMemory, least_tokens: int = 1) -> MemoryPlan:
+    """Plans memory for a KV cache of this size.
 
-    Raises `MemoryPlanError` with the arithmetic if it does not fit or holds no sequence of `least_tokens` tokens,
-    `InvalidParameterError` for a share outside (0, 1] and unless exactly one of the three is given.
+    Raises `MemoryPlanError` with the arithmetic if it does not fit or holds no sequence of `least_tokens` tokens.
     """
-    plan = _sized(demand, free_bytes, share, kv_bytes, kv_blocks)
+    plan = _sized(demand, free_bytes, kv_memory)
     if fault := plan.fault(least_tokens):
         raise MemoryPlanError(fault)
     return plan
 
 
-def _sized(
-    demand: MemoryDemand, free_bytes: int, share: float | None, kv_bytes: int | None, kv_blocks: int | None
-) -> MemoryPlan:
-    match share, kv_bytes, kv_blocks:
-        case float() | int(), None, None:
-            if not 0 < share <= 1:
-                raise InvalidParameterError(f"share is {share}; it has to be above 0 and at most 1")
+def _sized(demand: MemoryDemand, free_bytes: int, kv_memory: KvMemory) -> MemoryPlan:
+    match kv_memory:
+        case MemoryShare(share=share):
             return plan_share(demand, free_bytes, share)
-        case None, int(), None:
-            return plan_stated(demand, free_bytes, kv_bytes)
-        case None, None, int():
-            return MemoryPlan(demand, free_bytes, None, kv_blocks)
-    raise InvalidParameterError("one of share, kv_bytes and kv_blocks has to be stated, and no other")
+        case MemoryBytes(count=count):
+            return plan_stated(demand, free_bytes, count)
+        case MemoryBlocks(count=count):
+            return MemoryPlan(demand, free_bytes, None, count)
 
 
 def free_memory(root: Path = _ROOT, others: Sequence[Server] = ()) -> int:

@@ -27,7 +27,7 @@ from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
 from twostep.recording.values import flag, many, record, text, whole, wholes, wrong
 
-FORMAT = 2
+FORMAT = 3
 """1 had four numbers for a step's shape, and other names of reasons."""
 
 _to_json = JSONEncoder(separators=(",", ":"), check_circular=False).encode

@@ -1,13 +1,14 @@
 """A recording's first line: what made the run, so that it can be repeated and told from others."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from twostep.errors import RecordingError
+from twostep.config.configs import SchedulerSettings
+from twostep.config.settings import of_parts
+from twostep.config.sources import value_of
+from twostep.errors import InvalidParameterError, RecordingError
 from twostep.recording.codec import FORMAT
-from twostep.recording.values import many, named, text, whole, wrong
-from twostep.settings import Settings
+from twostep.recording.values import many, named, text, whole
 
 MARK = "twostep recording"
 """The key that only a recording's first line has; its value is the format."""
@@ -15,14 +16,14 @@ MARK = "twostep recording"
 
 @dataclass(frozen=True)
 class Header:
-    """`twostep`: the version that recorded. `about`: whatever names the run: model, machine."""
+    """`twostep`: the version that recorded. `about`: what identifies the run, such as model and machine."""
 
-    settings: Settings
+    settings: SchedulerSettings
     twostep: str
     about: Mapping[str, str]
 
 
-def new_header(settings: Settings, about: Mapping[str, str]) -> Header:
+def new_header(settings: SchedulerSettings, about: Mapping[str, str]) -> Header:
     """Of a run of this installation."""
     from importlib.metadata import PackageNotFoundError, version  # slow to load: for runs that are recorded alone
 
@@ -35,7 +36,8 @@ def new_header(settings: Settings, about: Mapping[str, str]) -> Header:
 
 def encode_header(header: Header) -> dict[str, object]:
     return {
-        MARK: FORMAT, "twostep": header.twostep, "settings": asdict(header.settings), "about": dict(header.about)
+        MARK: FORMAT, "twostep": header.twostep, "settings": header.settings.to_json(),
+        "about": dict(header.about),
     }  # fmt: skip
 
 
@@ -44,7 +46,9 @@ def decode_header(value: object) -> Header:
     if not isinstance(value, dict) or MARK not in value:
         raise RecordingError("not a recording of Twostep")
     if value[MARK] != FORMAT:
-        raise RecordingError(f"format {value[MARK]!r}; this version of Twostep reads format {FORMAT}")
+        by = f", written by Twostep {value['twostep']}" if isinstance(value.get("twostep"), str) else ""
+        what = f"format {value[MARK]!r}{by}; this version of Twostep reads format {FORMAT}"
+        raise RecordingError(f"{what}: replay it with the version that wrote it, or record again")
     about = named(value.get("about"), "about")
     return Header(
         _decode_settings(named(value.get("settings"), "settings")),
@@ -53,18 +57,19 @@ def decode_header(value: object) -> Header:
     )
 
 
-def _decode_settings(values: Mapping[str, object]) -> Settings:
-    """Every field, nothing else, each of the type of its default."""
-    known = {field.name: None if field.default is MISSING else field.default for field in fields(Settings)}
-    if unlike := known.keys() ^ values.keys():
+def _decode_settings(values: Mapping[str, object]) -> SchedulerSettings:
+    """Needs every setting and allows nothing else."""
+    rows = {row.name: row for row in of_parts("scheduler")}
+    known = {"blocks", "windows", *rows}
+    if unlike := known ^ values.keys():
         raise RecordingError(f"settings: {min(unlike)} is {'missing' if min(unlike) in known else 'unknown'}")
-    decoded = {name: _decode_setting(value, f"settings: {name}", known[name]) for name, value in values.items()}
-    return Settings(**decoded)
-
-
-def _decode_setting(value: object, name: str, default: object) -> Any:
-    if default is None or isinstance(default, tuple):
-        return tuple(None if item is None and default else whole(item, name, 1) for item in many(value, name))
-    if type(value) is not type(default):
-        wrong(name, value, f"like {default!r}")
-    return value
+    try:
+        decoded = {name: value_of(row, values[name]) for name, row in rows.items()}
+    except InvalidParameterError as error:
+        raise RecordingError(f"settings: {error}") from None
+    if unset := [name for name, value in decoded.items() if value is None]:
+        raise RecordingError(f"settings: {unset[0]} is None; a recording has a value for each setting")
+    blocks = tuple(whole(item, "settings: blocks", 1) for item in many(values["blocks"], "settings: blocks"))
+    windows = many(values["windows"], "settings: windows")
+    tokens = tuple(None if item is None else whole(item, "settings: windows", 1) for item in windows)
+    return SchedulerSettings(blocks, tokens, **decoded)

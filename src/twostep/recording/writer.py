@@ -7,13 +7,13 @@ from types import TracebackType
 from typing import NoReturn
 
 from twostep.background import BackgroundWriter
+from twostep.config.configs import SchedulerSettings
 from twostep.core.loop import Clock, Command, Inbox, Observer
 from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.errors import RecordingError
 from twostep.recording.codec import encode_command, encode_plan, encode_result, to_bytes
 from twostep.recording.header import encode_header, new_header
-from twostep.settings import Settings
 
 BUFFER_BYTES = 64 << 20
 """Buffer for a slow disk: some hundred thousand steps with few sequences."""
@@ -26,7 +26,7 @@ class Recorder:
     the last moments are lost. Raises `RecordingError` if the file exists, `OSError` if it cannot be written.
     """
 
-    def __init__(self, path: Path, settings: Settings, about: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, settings: SchedulerSettings, about: Mapping[str, str]) -> None:
         try:
             file = path.open("xb", buffering=0)
         except FileExistsError as error:

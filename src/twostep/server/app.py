@@ -126,19 +126,19 @@ class RootPath:
 def _middleware(state: ServerState, connections: Callable[[], int]) -> list[Middleware]:
     """From the outside in. CORS headers come first, so that a browser sees why a request was refused."""
     config = state.config
-    gate = Middleware(Gate, api_keys=config.api_keys, connections=connections, max_connections=config.max_connections)
+    gate = Middleware(Gate, api_keys=config.api_key, connections=connections, max_connections=config.max_connections)
     guard = Middleware(
         OriginGuard,
-        hosts=config.hosts,
+        hosts=config.host,
         allowed_hosts=config.allowed_hosts,
-        origins=config.cors_origins,
+        origins=config.allowed_origins,
         loopback=state.loopback,
     )
     layers = [guard, gate]
-    if config.cors_origins or state.loopback:
+    if config.allowed_origins or state.loopback:
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=config.cors_origins,
+            allow_origins=config.allowed_origins,
             allow_origin_regex=LOCAL_ORIGINS if state.loopback else None,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # clients send various headers, such as x-stainless-os

@@ -15,14 +15,13 @@ from types import FrameType
 import uvicorn
 
 from twostep.background import background_output
+from twostep.config.configs import EngineConfig, ServerConfig
 from twostep.engine.backend import Capabilities
-from twostep.engine.config import EngineConfig
 from twostep.engine.process.local_backend import LocalBackend
 from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.openai_api.api_error import ApiError
 from twostep.server.app import create_app
-from twostep.server.config import ServerConfig
 from twostep.server.http.connections import CHECK_S, Connection
 from twostep.server.http.listening import Listeners, listen
 from twostep.server.state import ServedModel, ServerState
@@ -54,10 +53,10 @@ def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announc
     Raises `TwostepError` if the address, the model or a setting cannot be used, and `EngineDiedError` if the engine
     keeps dying. Meanwhile, writing to standard output and error never waits.
     """
-    names = config.served_model_names or (path.name.removesuffix(".gguf"),)
+    names = config.served_model_name or (path.name.removesuffix(".gguf"),)
     model = open_model(path)
     with listen(config) as listeners, background_output() as dropped_lines:
-        config = replace(config, port=listeners.port, served_model_names=names)
+        config = replace(config, port=listeners.port, served_model_name=names)
         backend = LocalBackend.of(path, engine_config, report=lambda event, line: state.log_event(event, line))
         served = [ServedModel(names, model, backend)]
         state = ServerState(config, served, loopback=listeners.loopback, dropped_lines=dropped_lines)

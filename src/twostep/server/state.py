@@ -4,15 +4,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import time
 
+from twostep.config.configs import ServerConfig
 from twostep.engine.backend import Backend, Capabilities
 from twostep.model.loaded import LoadedModel
 from twostep.openai_api.api_error import ApiError
 from twostep.openai_api.prompt_tokens import PromptBounds
 from twostep.server.api.structured_output_check import StructuredOutputCheck
-from twostep.server.config import ServerConfig
 from twostep.server.http.in_flight import AdmissionQueue, InFlightRequests
 from twostep.server.http.replies import Slices
 from twostep.server.http.request_body import Bodies
@@ -95,7 +94,7 @@ class ServerState:
         logs = [] if self.requests_log is None else [self.requests_log.write]
         self.refusals = None if lines is None else RefusalsLog(lines)
         file = self.config.record_workload
-        self.traffic = None if file is None else TrafficRecorder(Path(file), self.names[0])
+        self.traffic = None if file is None else TrafficRecorder(file, self.names[0])
         records = [] if self.traffic is None else [self.traffic.add_reply]
         self.finished = FinishedRequests(on_complete=[self._count, *logs, *records])
 

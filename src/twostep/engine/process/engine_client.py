@@ -11,8 +11,8 @@ from socket import socketpair
 from time import monotonic
 from typing import Self
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
-from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.process.messages import Cancel, Failed, FromEngine, Load, Ping, Ready, Refused, StepEnded, ToEngine
 from twostep.engine.process.wire import FROM_ENGINE, Frames, WireError, framed
@@ -102,7 +102,7 @@ class EngineClient(asyncio.Protocol):
         _, client = await loop.create_connection(lambda: cls(process), sock=ours)
         try:
             await loop.connect_read_pipe(lambda: client._output, process.stdout)
-            client._send(Load(path, config))
+            client._send(Load.of(path, config))
             client.capabilities = (await client._ready).capabilities
         except BaseException:
             await client.stop(grace_s=0)

@@ -14,8 +14,8 @@ from threading import Thread
 from time import sleep
 from traceback import print_exc
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
-from twostep.engine.config import EngineConfig
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import Event
 from twostep.engine.process.messages import (
@@ -159,9 +159,9 @@ def capabilities(engine: Engine) -> Capabilities:
     settings = engine.settings
     return Capabilities(
         max_sequence_tokens=engine.sizing.longest,
-        max_model_len=settings.context_tokens,
-        max_num_seqs=settings.seats,
-        max_num_batched_tokens=settings.step_tokens,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
         kv_blocks=settings.blocks[0],
         isa=engine.kernels.isa,
         threads=engine.kernels.threads,
@@ -203,8 +203,8 @@ def main() -> None:
     ):  # the owner has ended, perhaps while the model is loaded
         wire: Wire[FromEngine, ToEngine] = Wire(end, TO_ENGINE)
         match wire.recv():
-            case Load(path, config):
-                serve(wire, path, config)
+            case Load() as load:
+                serve(wire, load.path, load.config)
             case other:
                 sys.exit(f"twostep: the first message is {type(other).__name__}; it has to be Load")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from time import monotonic
 from typing import NoReturn, Self
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Accepted, Capabilities, Phase, Submit, Worker
-from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Event
 from twostep.engine.process.engine_client import EngineClient, OnLateOutput
 from twostep.errors import EngineDiedError, TwostepError

@@ -5,11 +5,12 @@ misread needs a new `wire.VERSION`.
 """
 
 from pathlib import Path
+from typing import Any, Self
 
 import msgspec
 
+from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
-from twostep.engine.config import EngineConfig
 from twostep.engine.outputs import Delta, RequestOutput
 from twostep.errors import (
     ContextLengthError,
@@ -29,7 +30,17 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     """The first message: what to serve."""
 
     path: Path
-    config: EngineConfig
+    settings: dict[str, Any]
+    """Of the engine, by name, as the table of settings writes JSON."""
+
+    @classmethod
+    def of(cls, path: Path, config: EngineConfig) -> Self:
+        return cls(path, config.to_json())
+
+    @property
+    def config(self) -> EngineConfig:
+        """Raises `InvalidParameterError` for settings that this version does not have."""
+        return EngineConfig(**self.settings)
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from twostep.config.effective import config_schema
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
 from twostep.engine.text.conversation import ROLES
 from twostep.kernels.sampling import MAX_LOGPROBS
@@ -170,6 +171,12 @@ _GETS = {
     "/ready": "Whether requests are accepted",
 }
 
+_ANSWERS: dict[str, tuple[str, Schema]] = {
+    "/metrics": ("text/plain", _TEXT),
+    "/v1/config": ("application/json", config_schema()),
+}
+"""Type and schema of answers that are described in detail."""
+
 
 def document(root: str = "") -> Schema:
     """OpenAPI 3.1 document of a server that a proxy exposes under the path prefix `root`."""
@@ -203,7 +210,7 @@ def _get(path: str, about: str) -> Schema:
 
 
 def _responses(path: str) -> Schema:
-    kind, shape = ("text/plain", _TEXT) if path == "/metrics" else ("application/json", {"type": "object"})
+    kind, shape = _ANSWERS.get(path, ("application/json", {"type": "object"}))
     answer: Schema = {kind: {"schema": shape}}
     if "completions" in path:
         event = {"type": "object", "required": ["data"], "properties": {"data": _TEXT}}

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from twostep.config.effective import config_answer
 from twostep.openai_api.api_error import ApiError
-from twostep.server.effective import effective
 from twostep.server.http.error_replies import error_response
 from twostep.server.http.replies import JsonReply
 from twostep.server.observe.prometheus_metrics import CONTENT_TYPE, dropped_lines, exposition, of_workers
@@ -66,7 +66,7 @@ class ServerInfo:
 
     async def config(self, request: Request) -> Response:
         """The settings in effect, where each was set, and how the derived ones were computed."""
-        return JsonReply(effective(self._state.config, self._state.check_accepting(self._state.models[0])))
+        return JsonReply(config_answer(self._state.config, self._state.check_accepting(self._state.models[0])))
 
     async def metrics(self, request: Request) -> Response:
         """As of the engine's last message: it does not wait for a step."""

@@ -8,8 +8,8 @@ from ipaddress import IPv6Address, ip_address
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from twostep.config.configs import ServerConfig
 from twostep.errors import TwostepError
-from twostep.server.config import ServerConfig
 
 TRIES = 8
 """Attempts with port 0 and several addresses: a port that is free on the first may be in use on another."""
@@ -51,7 +51,7 @@ class Listeners:
 
 
 def listen(config: ServerConfig) -> Listeners:
-    """Listens on every address of `config.hosts`. `::` accepts IPv4 too where the system supports it, unless an IPv4
+    """Listens on every address of `config.host`. `::` accepts IPv4 too where the system supports it, unless an IPv4
     address is among the hosts. `0.0.0.0` and `::` include the other addresses of their family. Raises `AddressError`.
     """
     for tries_left in reversed(range(TRIES)):
@@ -79,7 +79,7 @@ class _BindAddress(NamedTuple):
 
 def _bound(config: ServerConfig) -> Iterator[socket.socket]:
     """Sockets in the order of the hosts, all on the first one's port. Raises `AddressError`."""
-    port, hosts = config.port, {host: _addresses(host, config.port) for host in config.hosts}
+    port, hosts = config.port, {host: _addresses(host, config.port) for host in config.host}
     taken: set[tuple[Any, ...]] = set()
     every = [one for addresses in hosts.values() for one in addresses]
     has_ipv4 = any(one.family == socket.AF_INET for one in every)

@@ -1,27 +1,30 @@
-"""Settings of `twostep serve`: who goes before whom, who set what, what is refused and in which words."""
+"""Settings of `twostep serve`: which source overrides which, what set a value, what is refused and in which words."""
 
+import json
 import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
+from twostep.config.configs import EngineConfig, SchedulerSettings, ServerConfig, serve_settings
+from twostep.config.effective import config_answer, config_schema, effective_lines
+from twostep.config.settings import BY_NAME, ENGINE_PARTS, FLAGGED, PRESETS, of_parts
+from twostep.config.sources import service_links, value_of
+from twostep.config.values import MemoryBytes, MemoryShare, text_of
+from twostep.core.policies import TimeBudget, TokenBudget, Unchunked
 from twostep.engine.backend import Capabilities
-from twostep.engine.config import EngineConfig
 from twostep.errors import InvalidParameterError
-from twostep.server.choice import choose
-from twostep.server.config import ServerConfig
-from twostep.server.effective import effective, lines
-from twostep.server.options import SETTINGS
-from twostep.server.presets import PRESETS
-from twostep.server.sources import service_links
+from twostep.store.catalogue import DEFAULT_MODEL
 
 
 def configs(
     flags: dict[str, Any] | None = None, environ: dict[str, str] | None = None
 ) -> tuple[ServerConfig, EngineConfig]:
-    return choose(flags or {}, environ or {}).configs()
+    settings = serve_settings(flags or {}, environ or {})
+    return settings.server, settings.engine
 
 
 def set_by(config: ServerConfig, name: str) -> tuple[Any, str]:
@@ -44,30 +47,25 @@ def toml(tmp_path: Path) -> Path:
 # --- the table ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("part", "config"), [("server", ServerConfig), ("engine", EngineConfig)])
-def test_each_setting_has_its_field(part: str, config: Any) -> None:
-    known = {field.name for field in fields(config)} | {"itl_budget", "kv_memory", "block_size"}
-    assert {setting.target for setting in SETTINGS if setting.part == part} <= known
+@pytest.mark.parametrize(("parts", "config"), [(["server"], ServerConfig), (ENGINE_PARTS, EngineConfig)])
+def test_fields_are_the_settings(parts: list[Any], config: Any) -> None:
+    settable = {setting.name for setting in of_parts(*parts)}
+    assert {field.name for field in fields(config)} - {"effective"} == settable
 
 
-def test_each_field_of_the_server_is_a_setting() -> None:
-    settable = {setting.target for setting in SETTINGS if setting.part == "server"}
-    assert {field.name for field in fields(ServerConfig)} - settable == {"effective"}
+def test_a_scheduler_s_fields_are_its_settings() -> None:
+    fields_ = {field.name for field in fields(SchedulerSettings)}
+    assert fields_ == {setting.name for setting in of_parts("scheduler")} | {"blocks", "windows"}
 
 
-DEFAULTS = {
-    "host": "127.0.0.1", "port": "8000", "max_queue": "256", "max_connections": "1024", "drain_s": "30",
-    "stall_s": "60", "log": "text",
-}  # fmt: skip
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_default_is_a_value_that_may_be_given(name: str) -> None:
+    setting = BY_NAME[name]
+    assert value_of(setting, setting.default) == setting.default
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_help_tells_the_true_default(name: str) -> None:
-    [setting] = [setting for setting in SETTINGS if setting.name == name]
-    value = getattr(ServerConfig(), setting.target)
-    [text] = value if isinstance(value, tuple) else [str(value).removesuffix(".0")]
-    assert text == DEFAULTS[name]
-    assert DEFAULTS[name] in setting.help
+def test_the_default_model_is_in_the_catalogue() -> None:
+    assert BY_NAME["model"].default == DEFAULT_MODEL
 
 
 # --- precedence ---------------------------------------------------------------------------------------------------
@@ -89,7 +87,7 @@ def test_a_flag_goes_before_a_variable_that_before_the_file_that_before_the_pres
     assert set_by(server, "port") == (1, "--port")
     assert set_by(server, "max_num_seqs") == (2, "TWOSTEP_MAX_NUM_SEQS")
     assert set_by(server, "threads") == (1, str(toml))
-    assert set_by(server, "chunking") == (engine.chunking, "preset chat")
+    assert set_by(server, "chunking") == (text_of(engine.chunking), "preset chat")
 
 
 def test_the_file_may_choose_the_preset_and_a_variable_the_file(toml: Path) -> None:
@@ -97,7 +95,7 @@ def test_the_file_may_choose_the_preset_and_a_variable_the_file(toml: Path) -> N
     server, engine = configs({}, {"TWOSTEP_CONFIG": str(toml)})
     assert set_by(server, "preset") == ("batch", str(toml))
     assert (engine.chunking, engine.max_num_seqs) == (PRESETS["batch"]["chunking"], 7)
-    assert (server.served_model_names, set_by(server, "model")) == (("mine",), ("mine.gguf", str(toml)))
+    assert (server.served_model_name, set_by(server, "model")) == (("mine",), ("mine.gguf", str(toml)))
 
 
 def test_settings_of_every_kind_from_everywhere(toml: Path) -> None:
@@ -115,13 +113,13 @@ def test_settings_of_every_kind_from_everywhere(toml: Path) -> None:
         "priority_preempts": True, "kv_memory": "0.25", "record": "run.rec",
     }  # fmt: skip
     for server, engine in (configs({"config": str(toml)}), configs({}, given), configs(flags)):
-        assert (server.hosts, server.api_keys, server.cors_origins) == (("::1",), ("a", "b"), ("*",))
+        assert (server.host, server.api_key, server.allowed_origins) == (("::1",), ("a", "b"), ("*",))
         assert (server.request_timeout_s, engine.priority_preempts) == (5.0, True)
-        assert (engine.kv_share, engine.kv_bytes, engine.record) == (0.25, None, Path("run.rec"))
+        assert (engine.kv_memory, engine.record) == (MemoryShare(0.25), Path("run.rec"))
 
 
 def test_kv_memory_in_bytes() -> None:
-    assert configs({"kv_memory": "2GiB"})[1].kv_bytes == 2 << 30
+    assert configs({"kv_memory": "2GiB"})[1].kv_memory == MemoryBytes(2 << 30)
 
 
 # --- presets ------------------------------------------------------------------------------------------------------
@@ -141,11 +139,11 @@ def test_presets_lean_to_what_they_are_for() -> None:
     chat, rag, batch = (configs({"preset": name})[1] for name in ("chat", "rag", "batch"))
     assert chat.enable_prefix_caching
     assert rag.enable_prefix_caching
-    assert chat.max_step_tokens < rag.max_step_tokens <= batch.max_step_tokens
+    assert chat.max_num_batched_tokens < rag.max_num_batched_tokens <= batch.max_num_batched_tokens
     assert batch.max_num_seqs > chat.max_num_seqs
-    assert chat.chunking.startswith("time=")
-    assert rag.chunking.startswith("time=")
-    assert batch.chunking == f"tokens={batch.max_step_tokens}"
+    assert isinstance(chat.chunking, TimeBudget)
+    assert isinstance(rag.chunking, TimeBudget)
+    assert batch.chunking == TokenBudget(batch.max_num_batched_tokens)
 
 
 # --- another name for one thing -----------------------------------------------------------------------------------
@@ -153,80 +151,100 @@ def test_presets_lean_to_what_they_are_for() -> None:
 
 def test_an_itl_budget_is_a_chunk_policy() -> None:
     server, engine = configs({"itl_budget": "12.5"})
-    assert engine.chunking == "time=12.5"
+    assert engine.chunking == TimeBudget(12_500_000)
     assert set_by(server, "chunking") == ("time=12.5", "--itl-budget")
     assert set_by(server, "itl_budget") == (12.5, "--itl-budget")
 
 
 def test_either_name_goes_by_who_said_it() -> None:
     server, engine = configs({"itl_budget": "30"}, {"TWOSTEP_CHUNKING": "tokens=64"})
-    assert engine.chunking == "time=30"
+    assert engine.chunking == TimeBudget(30_000_000)
     server, engine = configs({"chunking": "tokens=64"}, {"TWOSTEP_ITL_BUDGET": "30"})
-    assert (engine.chunking, set_by(server, "itl_budget")) == ("tokens=64", (None, "--chunking"))
+    assert (engine.chunking, set_by(server, "itl_budget")) == (TokenBudget(64), (None, "--chunking"))
 
 
 def test_both_names_in_one_place_are_refused() -> None:
     problem = refusal({"itl_budget": "30", "chunking": "none"})
-    assert problem == "itl_budget and chunking (--itl-budget, --chunking) both say how prompts are cut; give one"
+    assert problem == "--itl-budget and --chunking set the same thing; give one of the two"
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
-def test_an_itl_budget_is_a_time(budget: str, toml: Path) -> None:
-    """The error has the name of the setting, wherever it was set."""
-    toml.write_text(f"itl_budget = {budget}\n")
-    for flags, who in (({"itl_budget": budget}, "--itl-budget"), ({"config": str(toml)}, str(toml))):
-        problem = f"itl_budget is {float(budget)}; it has to be milliseconds above 0 (set: itl_budget by {who})"
-        assert refusal(flags) == problem
+def test_an_itl_budget_is_a_time(budget: str) -> None:
+    assert refusal({"itl_budget": budget}).startswith(
+        f"--itl-budget is {budget!r}; it has to be milliseconds from 0.001"
+    )
 
 
 @pytest.mark.parametrize("flags", [["a,b"], ["a", "b"], ["a, b"]])
 def test_a_model_may_have_several_names(flags: list[str], toml: Path) -> None:
     toml.write_text('served_model_name = ["a", "b"]\n')
     for server, _ in (configs({"served_model_name": flags}), configs({"config": str(toml)})):
-        assert server.served_model_names == ("a", "b")
+        assert server.served_model_name == ("a", "b")
         assert next(row.value for row in server.effective if row.name == "served_model_name") == "a,b"
 
 
 def test_hosts_may_be_several() -> None:
     server, _ = configs({"host": ["127.0.0.1", "::1"]})
-    assert (server.hosts, set_by(server, "host")) == (("127.0.0.1", "::1"), ("127.0.0.1,::1", "--host"))
-    assert "host has an empty member" in refusal({"host": ["127.0.0.1,"]}) or "host is ''" in refusal({"host": [","]})
+    assert (server.host, set_by(server, "host")) == (("127.0.0.1", "::1"), ("127.0.0.1,::1", "--host"))
+    for host in ("127.0.0.1,", ",", ""):
+        assert refusal({"host": [host]}).startswith(f"--host is {host!r}; it has to be texts")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 
+NOT_ALLOWED = [
+    ("port", "many", "an integer from 0 to 65535"),
+    ("port", "65536", "an integer from 0 to 65535"),
+    ("drain_s", "long", "a number from 0"),
+    ("drain_s", "nan", "a number from 0"),
+    ("drain_s", "inf", "a number from 0"),
+    ("max_queue", "-1", "an integer from 0"),
+    ("stall_s", "0", "a number from 0.1"),
+    ("root_path", "llm/", "a path such as /llm, without a slash at its end"),
+    ("log", "xml", "text, json or off"),
+    ("preset", "fast", "chat, rag or batch"),
+    ("block_size", "32", "16"),
+    ("max_num_seqs", "0", "an integer from 1"),
+    ("max_num_batched_tokens", "0", "an integer from 1"),
+    ("max_model_len", "1", "an integer from 2"),
+    ("chunking", "often", "none, tokens=N or time=MILLISECONDS"),
+    ("chunking", "tokens=0", "none, tokens=N or time=MILLISECONDS"),
+    ("chunking", f"time={'9' * 400}", "none, tokens=N or time=MILLISECONDS"),
+    ("batching", "static", "continuous, static=SIZE or static=SIZE,wait=MILLISECONDS"),
+    ("admission", "luck", "priority, fcfs or shortest-prefill"),
+    ("kv_memory", "much", "a share above 0 and at most 1, such as 0.5, a size in B"),
+    ("kv_memory", "0.1B", "a share above 0 and at most 1, such as 0.5, a size in B"),
+    ("threads", "100000", f"an integer from 1 to the number of CPUs, which is {os.cpu_count()} here"),
+    ("record", "", "the path of a file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "allowed"), NOT_ALLOWED)
+def test_a_value_that_is_not_allowed_is_refused_in_the_same_words_from_everywhere(
+    toml: Path, name: str, value: str, allowed: str
+) -> None:
+    """Named as the user called it: by flag, by variable, by the key of a file."""
+    setting = BY_NAME[name]
+    shown = repr(value) if len(repr(value)) <= 60 else f"{value!r:.60}..."
+    problem = f"is {shown}; it has to be {allowed}"
+    assert refusal({name: value}).startswith(f"{setting.flag} {problem}")
+    assert refusal({}, {setting.variable: value}).startswith(f"{setting.variable} {problem}")
+    toml.write_text(f'{name} = "{value}"\n')
+    assert refusal({"config": str(toml)}).startswith(f"{toml}: {name} {problem}")
+    if setting.part in ENGINE_PARTS:
+        with pytest.raises(InvalidParameterError) as caught:
+            EngineConfig(**{name: value})
+        assert str(caught.value).startswith(f"{name} {problem}")
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        ({"port": "many"}, "--port is 'many'; it has to be an integer"),
-        ({"drain_s": "long"}, "--drain-s is 'long'; it has to be a number"),
-        ({"port": "65536"}, "port is 65536; it has to be from 0 to 65535 (set: port by --port)"),
-        ({"max_queue": "-1"}, "max_queue is -1; it has to be from 0 (set: max_queue by --max-queue)"),
-        ({"drain_s": "nan"}, "drain_s is nan; it has to be from 0 (set: drain_s by --drain-s)"),
-        ({"drain_s": "inf"}, "drain_s is inf; it has to be from 0 (set: drain_s by --drain-s)"),
-        ({"stall_s": "0"}, "stall_s is 0.0; it has to be from 0.1 (set: stall_s by --stall-s)"),
-        ({"host": ""}, "host is ''; it has to be an address, such as 127.0.0.1 (set: host by --host)"),
-        ({"api_key": ["a", ""]}, "api_key has an empty member (set: api_key by --api-key)"),
-        ({"log": "xml"}, "log is 'xml'; it has to be one of text, json, off (set: log by --log)"),
-        ({"preset": "fast"}, "preset is 'fast'; it has to be one of chat, rag, batch"),
-        ({"block_size": "32"}, "block_size is 32; only 16 is supported (set: block_size by --block-size)"),
-        ({"max_num_seqs": "0"}, "max_num_seqs is 0; it has to be an integer from 1 (set: max_num_seqs by --max-num"),
-        (
-            {"max_num_batched_tokens": "0"},
-            "max_num_batched_tokens is 0; it has to be an integer from 1 "
-            "(set: max_num_batched_tokens by --max-num-batched-tokens)",
-        ),
-        (
-            {"chunking": "often"},
-            "chunking is 'often'; it has to be none, tokens=N or time=MILLISECONDS (set: chunking by --chunking)",
-        ),
-        ({"admission": "luck"}, "admission is 'luck'; it has to be fcfs, priority, shortest-prefill (set: "),
-        ({"kv_memory": "much"}, "kv_memory is 'much'; it has to be a share above 0 and at most 1, such as 0.5, or a"),
-        ({"threads": "100000"}, f"threads is 100000; this machine has {os.cpu_count()} CPUs (set: threads"),
+        ({"api_key": ["a", ""]}, "--api-key is not shown; it has to be texts, separated by commas, none of them empty"),
         ({"config": "no/such.toml"}, "config: no/such.toml: No such file or directory"),
     ],
-)  # fmt: skip
+)
 def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
     assert refusal(flags).startswith(problem)
 
@@ -236,25 +254,27 @@ def test_values_that_are_none(flags: dict[str, Any], problem: str) -> None:
     [
         (
             {"admission": "fcfs", "priority_preempts": True},
-            "priority_preempts needs an order by priority: under fcfs the preempted come back first",
+            "--priority-preempts needs an order by priority, but --admission is fcfs: the preempted requests would be "
+            "admitted again first",
         ),
         (
             {"max_num_seqs": "600", "max_num_batched_tokens": "512"},
-            "max_num_batched_tokens is 512; it has to be at least 856: 600 for decodes (max_num_seqs), 256 for prompts "
-            "in prefill (set: max_num_seqs by --max-num-seqs, max_num_batched_tokens by --max-num-batched-tokens)",
+            "--max-num-batched-tokens is 512; it has to be at least 856: 600 for decodes (--max-num-seqs), 256 for "
+            "prompts in prefill",
         ),
         (
             {"max_num_batched_tokens": "100"},
-            "max_num_batched_tokens is 100; it has to be at least 257: 1 for decodes (max_num_seqs), 256 for prompts "
-            "in prefill (set: max_num_seqs by preset chat, moved by --max-num-batched-tokens, ",
+            "--max-num-batched-tokens is 100; it has to be at least 257: 1 for decodes (max_num_seqs (preset chat, "
+            "moved by --max-num-batched-tokens)), 256 for prompts in prefill",
         ),
         (
             {"chunking": "tokens=4096", "max_num_batched_tokens": "1024"},
-            "chunking is tokens=4096, but max_num_batched_tokens 1024: no step is so wide",
+            "--chunking is tokens=4096, but --max-num-batched-tokens is 1024: no step holds such a chunk",
         ),
         (
             {"chunking": "none", "max_num_batched_tokens": "1024", "max_model_len": "2048"},
-            "chunking is none, max_model_len 2048 and max_num_batched_tokens 1024: no step would hold the longest",
+            "--chunking is none and --max-model-len is 2048, but --max-num-batched-tokens is 1024: no step holds the "
+            "longest prompt",
         ),
     ],
 )
@@ -308,7 +328,7 @@ def test_no_single_setting_contradicts_a_preset(preset: str) -> None:
 
 def test_uncut_prompts_with_steps_that_hold_them() -> None:
     engine = configs({"chunking": "none", "max_num_batched_tokens": "2048", "max_model_len": "2048"})[1]
-    assert (engine.chunking, engine.max_step_tokens) == ("none", 2048)
+    assert (engine.chunking, engine.max_num_batched_tokens) == (Unchunked(), 2048)
 
 
 # --- the environment ----------------------------------------------------------------------------------------------
@@ -316,8 +336,8 @@ def test_uncut_prompts_with_steps_that_hold_them() -> None:
 
 def test_an_unknown_variable_is_an_error() -> None:
     problem = refusal({}, {"TWOSTEP_PROT": "1", "PATH": "/bin"})
-    assert problem.startswith("environment variable TWOSTEP_PROT is no setting; did you mean TWOSTEP_PORT")
-    assert refusal({}, {"TWOSTEP_QQ": "1"}).endswith("TWOSTEP_QQ is no setting; see `twostep serve --help`")
+    assert problem.startswith("environment variable TWOSTEP_PROT is not a setting; did you mean TWOSTEP_PORT")
+    assert refusal({}, {"TWOSTEP_QQ": "1"}).endswith("TWOSTEP_QQ is not a setting; see `twostep serve --help`")
 
 
 def test_variables_that_are_for_others() -> None:
@@ -326,7 +346,7 @@ def test_variables_that_are_for_others() -> None:
 
 
 def test_a_variable_s_value_is_read_as_a_flag_s() -> None:
-    assert refusal({}, {"TWOSTEP_PORT": "x"}) == "TWOSTEP_PORT is 'x'; it has to be an integer"
+    assert refusal({}, {"TWOSTEP_PORT": "x"}) == "TWOSTEP_PORT is 'x'; it has to be an integer from 0 to 65535"
     problem = refusal({}, {"TWOSTEP_ENABLE_PREFIX_CACHING": "maybe"})
     assert problem == "TWOSTEP_ENABLE_PREFIX_CACHING is 'maybe'; it has to be true or false"
 
@@ -374,8 +394,8 @@ def test_settings_beside_kubernetes_variables() -> None:
     ],
 )
 def test_variables_that_only_look_like_those_of_services(variable: str, value: str) -> None:
-    assert refusal({}, {variable: value}).startswith(f"environment variable {variable} is no setting; ")
-    assert refusal({}, {"TWOSTEP_PORT": "http://10.0.0.7:80"}).endswith("; it has to be an integer")
+    assert refusal({}, {variable: value}).startswith(f"environment variable {variable} is not a setting; ")
+    assert refusal({}, {"TWOSTEP_PORT": "http://10.0.0.7:80"}).endswith("; it has to be an integer from 0 to 65535")
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
@@ -384,16 +404,16 @@ def test_variables_that_only_look_like_those_of_services(variable: str, value: s
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("prot = 1", "'prot' is no setting; did you mean port"),
-        ("max-num-seqs = 1", "'max-num-seqs' is no setting; did you mean max_num_seqs"),
-        ('config = "other.toml"', "'config' is no setting"),
-        ("[server]\nport = 1", "'server' is no setting"),
+        ("prot = 1", "'prot' is not a setting; did you mean port"),
+        ("max-num-seqs = 1", "'max-num-seqs' is not a setting; did you mean max_num_seqs"),
+        ('config = "other.toml"', "'config' is not a setting"),
+        ("[server]\nport = 1", "'server' is not a setting"),
         ('port = "8000"', "port is '8000'; it has to be an integer"),
         ("port = true", "port is True; it has to be an integer"),
         ("port = 8000.5", "port is 8000.5; it has to be an integer"),
         ("enable_prefix_caching = 1", "enable_prefix_caching is 1; it has to be true or false"),
         ("api_key = [1]", "api_key is not shown; it has to be texts, separated by commas"),
-        ("preset = [\"a\"]", "preset is ['a']; it has to be text"),
+        ("preset = [\"a\"]", "preset is ['a']; it has to be chat, rag or batch"),
     ],
 )  # fmt: skip
 def test_keys_and_values_that_are_none(toml: Path, text: str, problem: str) -> None:
@@ -423,7 +443,7 @@ READY = Capabilities(
 
 def test_the_answer_of_v1_config() -> None:
     server, _ = configs({"api_key": ["secret", "other"], "allowed_origins": ["https://a.example"], "threads": "1"})
-    answer = effective(server, READY)
+    answer = config_answer(server, READY)
     assert answer["settings"]["max_num_seqs"] == {"value": 32, "set_by": "preset chat"}
     assert answer["settings"]["max_model_len"] == {"value": 1600, "set_by": "default"}
     assert answer["settings"]["threads"] == {"value": 4, "set_by": "--threads"}
@@ -432,13 +452,20 @@ def test_the_answer_of_v1_config() -> None:
     assert answer["settings"]["allowed_origins"]["value"] == ["https://a.example"]
     assert answer["settings"]["api_key"] == {"value": "2 given, not shown", "set_by": "--api-key"}
     assert (answer["kv_blocks"], answer["instruction_set"], answer["arithmetic"]) == (100, "avx2", ["weights: 1 GiB"])
-    assert answer["settings"].keys() == {setting.name for setting in SETTINGS}
+    assert answer["settings"].keys() == {setting.name for setting in FLAGGED}
 
 
 def test_lines_say_value_and_who_set_it() -> None:
     server, _ = configs({"max_num_seqs": "5", "api_key": ["secret"]})
-    printed = [line.split(maxsplit=2) for line in lines(server, READY)]
+    printed = [line.split(maxsplit=2) for line in effective_lines(server, READY)]
     assert ["max_num_seqs", "5", "--max-num-seqs"] in printed
     assert ["record", "-", "default"] in printed
     assert ["enable_prefix_caching", "yes", "preset chat"] in printed
-    assert "secret" not in "\n".join(lines(server, READY))
+    assert "secret" not in "\n".join(effective_lines(server, READY))
+
+
+def test_the_answer_of_v1_config_is_as_described() -> None:
+    """Whatever is set: schemas of the table hold for what the table shows."""
+    flags = [{}, {"api_key": ["a"], "itl_budget": "20", "record": "x", "host": ["::1", "127.0.0.1"]}]
+    for given in [*flags, *({"preset": preset} for preset in PRESETS)]:
+        jsonschema.validate(json.loads(json.dumps(config_answer(configs(given)[0], READY))), config_schema())

@@ -1,0 +1,1 @@
+"""Settings: one table, typed values from the first parse on. See docs/decisions/0024-settings.md."""
