@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "processes",
         "errors",
     },
-    "llm": {"core", "model", "engine", "store", "processes", "errors"},
+    "llm": {"core", "model", "kernels", "engine", "store", "processes", "errors"},
     "openai_api": {"model", "kernels", "engine", "errors"},
     "batchfile": {"model", "engine", "llm", "openai_api", "input_file", "errors"},
     "bench": {"metrics", "workload", "terminal", "turns", "errors"},

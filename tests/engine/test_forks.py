@@ -12,7 +12,7 @@ import pytest
 from twostep.processes import Owner
 
 BEGIN = """
-import gc, multiprocessing, os, signal, sys
+import gc, multiprocessing, os, signal, sys, time
 from pathlib import Path
 from twostep import LLM, SamplingParams
 from twostep.errors import TwostepError
@@ -211,8 +211,11 @@ def test_a_child_writes_nothing_to_its_parent_s_files(default_model_path: Path, 
         worker.stdin.write(b'"add_generation_prompt": true, "tools": null}}\\n')
         worker.stdin.flush()
         assert b"of the parent" in worker.stdout.readline()
-        assert "hello" in template.render(HELLO)
+        assert "hello" in template.render(HELLO).text
         llm.generate([5], SHORT, progress=False)
+        buffer = llm.engine._recorder._writer._buffer
+        while buffer._size:  # a thread writes the recording
+            time.sleep(0.01)
         size = os.path.getsize({str(tmp_path / "run")!r})
         assert in_child(lambda: llm.close()) == 0
         assert os.path.getsize({str(tmp_path / "run")!r}) == size
