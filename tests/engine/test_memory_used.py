@@ -112,7 +112,7 @@ print(before, used_bytes(os.getpid()), *llm.engine.describe(), sep="\\n")
 
 
 def test_an_engine_in_this_process_uses_what_was_planned(default_model_path: Path) -> None:
-    command = [sys.executable, "-c", IN_PROCESS, str(default_model_path), str(Path(__file__).parents[1])]
+    command = [sys.executable, "-c", IN_PROCESS, str(default_model_path), str(Path(__file__).parent)]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=240, check=True).stdout
     before, used, *lines = said.splitlines()
     assert_planned(int(used), lines, int(before))

@@ -54,8 +54,9 @@ PARAMS = SamplingParams(
     n=3, stop=["a", "b"], stop_token_ids=[4], logit_bias={7: -1.5}, seed=-5, logprobs=2,
     structured=StructuredOutput("regex", "a+"),
 )  # fmt: skip
+CONFIG = EngineConfig(record=Path("run.rec"), threads=1, chunking="time=20", kv_share=0.25)
 TO: list[ToEngine] = [
-    Load(Path("/models/small.gguf"), EngineConfig(record=Path("run.rec"), threads=1)),
+    Load.of(Path("/models/small.gguf"), CONFIG),
     Submit("a", [1, 2, 70_000], PARAMS, priority=-3, stream=True, cache_salt="é"),
     Cancel("a"),
     Ping(),
@@ -84,7 +85,7 @@ def test_messages_from_the_engine_arrive_equal(message: FromEngine) -> None:
 
 def test_values_keep_their_types() -> None:
     [load, submit] = decoded(framed(TO[0]) + framed(TO[1]), TO_ENGINE)
-    assert isinstance(load.config.record, Path)
+    assert load.config() == CONFIG
     assert submit.params.stop_strings == ("a", "b")
     [ended] = decoded(framed(FROM[2]), FROM_ENGINE)
     assert isinstance(ended.events[1].choices[0].logprobs, PackedLogprobs)

@@ -102,7 +102,7 @@ class EngineClient(asyncio.Protocol):
         _, client = await loop.create_connection(lambda: cls(process), sock=ours)
         try:
             await loop.connect_read_pipe(lambda: client._output, process.stdout)
-            client._send(Load(path, config))
+            client._send(Load.of(path, config))
             client.capabilities = (await client._ready).capabilities
         except BaseException:
             await client.stop(grace_s=0)

@@ -26,10 +26,20 @@ from twostep.errors import (
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """The first message: what to serve."""
+    """The first message: the model's file, and the settings of the engine as plain values by name."""
 
     path: Path
-    config: EngineConfig
+    settings: dict[str, str | int | float | bool | None]
+
+    @classmethod
+    def of(cls, path: Path, config: EngineConfig) -> "Load":
+        return cls(
+            path, {name: str(value) if isinstance(value, Path) else value for name, value in vars(config).items()}
+        )
+
+    def config(self) -> EngineConfig:
+        """Raises `InvalidParameterError`."""
+        return EngineConfig.of(self.settings)
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
