@@ -77,7 +77,7 @@ def test_ratios_are_of_runs_one_after_the_other() -> None:
 
 
 def test_waste_is_the_share_of_positions_held_that_have_no_token() -> None:
-    found = paging.paging(1024, [Steady(running=40, used_tokens=15_000, held_blocks=1000, preempted=0.1)])
+    found = paging.paging(1024, [Steady(running=40, used_tokens=15_000, allocated_blocks=1000, preempted=0.1)])
     assert (found.contiguous, found.ratio.median) == (8, 5)
     assert found.paged_waste.median == 0.0625
     assert found.contiguous_waste.median == pytest.approx(1 - 15_000 / (40 * 2048))

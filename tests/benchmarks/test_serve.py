@@ -45,10 +45,10 @@ def test_timings_are_those_of_the_last_event_whatever_pieces_the_body_came_in() 
     ("received", "complaint"),
     [
         (b"HTTP/1.1 503 Busy\r\n\r\nlater", "HTTP 503: later"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", "no whole reply: IncompleteRead"),
-        (b"nonsense", "no whole reply: BadStatusLine"),
-        (OK + b'data: {"error":"x"}\n\ndata: [DONE]\n\n', 'ended a stream with data: {"error":"x"}'),
-        (OK, "ended a stream with data: {}"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", "incomplete reply: IncompleteRead"),
+        (b"nonsense", "incomplete reply: BadStatusLine"),
+        (OK + b'data: {"error":"x"}\n\ndata: [DONE]\n\n', 'the stream ended without timings: data: {"error":"x"}'),
+        (OK, "the stream ended without timings: data: {}"),
     ],
 )
 def test_a_reply_that_is_no_answer_is_an_error(received: bytes, complaint: str) -> None:
@@ -87,7 +87,7 @@ def test_the_first_byte_is_the_bodys_not_the_heads() -> None:
 
 
 def test_a_server_that_hangs_up_is_an_error() -> None:
-    with pytest.raises(EngineError, match="closed the connection of /x without an answer"):
+    with pytest.raises(EngineError, match="/x: connection closed without an answer"):
         asyncio.run(with_server(hanging_up, "/x"))
 
 

@@ -255,7 +255,7 @@ class TestWhatGoesWrong:
         ("arguments", "problem"),
         [
             (["--url", "http://a", "--threads", "1"], "--threads cannot be used with --url"),
-            (["--api-key", "x"], "--api-key is for --url"),
+            (["--api-key", "x"], "--api-key needs --url"),
         ],
     )
     def test_usage(self, arguments: list[str], problem: str) -> None:

@@ -28,7 +28,7 @@ from twostep.core.request import FinishReason, Request
 from twostep.recording.values import flag, many, record, text, whole, wholes, wrong
 
 FORMAT = 2
-"""1 had four numbers for a step's shape, and other names of reasons."""
+"""Format 1 had four numbers for the shape of a step, and other names of reasons."""
 
 _to_json = JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
