@@ -25,7 +25,7 @@ from twostep.engine.engine import Engine
 from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline
 from twostep.engine.params import SamplingParams
 from twostep.engine.process.engine_host import EngineHost
-from twostep.engine.step import cores
+from twostep.engine.step import executor as executor_module
 from twostep.engine.timing.meter import Histogram
 from twostep.openai_api.errors import ApiError
 from twostep.server.observe.breakdown import bill
@@ -239,7 +239,7 @@ def test_the_hit_rate_does_not_decay() -> None:
 
 def test_time_without_a_core_is_part_of_the_steps_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the process had got no CPU time at all; then all of it."""
-    monkeypatch.setattr(cores, "process_time_ns", lambda: 0)
+    monkeypatch.setattr(executor_module, "process_time_ns", lambda: 0)
     outputs, snapshot, _ = served({"max_num_seqs": 1})
     told = scrape(Metrics(), snapshot)
     lines = [choice.timeline for output in outputs.values() for choice in output.choices]
@@ -247,7 +247,7 @@ def test_time_without_a_core_is_part_of_the_steps_time(monkeypatch: pytest.Monke
     assert told("kernel_starved_seconds_total") == pytest.approx(starved_ns / 1e9)
     kinds = ("decode", "prefill", "mixed")
     assert 0 < starved_ns / 1e9 < sum(told("step_time_seconds_sum", kind=kind) for kind in kinds)
-    monkeypatch.setattr(cores, "process_time_ns", perf_counter_ns)
+    monkeypatch.setattr(executor_module, "process_time_ns", perf_counter_ns)
     _, snapshot, _ = served({})
     assert scrape(Metrics(), snapshot)("kernel_starved_seconds_total") == 0
 
