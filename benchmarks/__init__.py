@@ -1,1 +1,1 @@
-"""Measures how fast a model runs, each part against what this machine can do at best, and against other engines."""
+"""Benchmarks: speed of a model compared with the limits of this machine and with other engines."""

@@ -78,7 +78,7 @@ def measure(model: LoadedModel, effort: Effort) -> list[LengthsPoint]:
 
 
 def draw_lengths(draw: Draw, effort: Effort) -> list[int]:
-    """The same in every run."""
+    """Output lengths, the same in every run."""
     generator = random.Random(1234)
     return [max(1, draw(generator) // effort.scale) for _ in range(effort.requests)]
 

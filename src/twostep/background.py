@@ -177,8 +177,8 @@ def _write_out(fd: int, buffer: _Buffer) -> None:
 
 
 def _write_some(fd: int, data: memoryview) -> int:
-    """Writes what the descriptor takes; waits while it takes nothing, also if it is non-blocking: whoever shares the
-    open file may have made it so."""
+    """Writes as much as the descriptor accepts; waits if it accepts nothing, even if it is non-blocking: another
+    process that shares the open file may have made it so."""
     while True:
         try:
             return os.write(fd, data)
@@ -189,11 +189,11 @@ def _write_some(fd: int, data: memoryview) -> int:
 
 
 def _finish(buffer: _Buffer, thread: Thread, patience_s: float) -> bool:
-    """Whether the thread ended. One that is stuck in a write is left: it is a daemon, and ends with the process."""
-    if buffer.foreign:  # the parent writes it
+    """Returns whether the thread ended. A thread stuck in a write is left running; it is a daemon."""
+    if buffer.foreign:  # the parent process writes the output
         return True
     buffer.close()
-    if thread is current_thread():  # whose garbage collection found the writer
+    if thread is current_thread():  # called by a finalizer in the writer thread
         return False
     written, since_s = buffer.written, monotonic()
     while thread.is_alive() and monotonic() - since_s <= patience_s:

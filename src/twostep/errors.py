@@ -23,7 +23,7 @@ class InvalidParameterError(TwostepError):
 
 
 class ContextLengthError(InvalidParameterError):
-    """Prompt and answer exceed the model's context: gives the numbers."""
+    """Prompt and answer exceed the context of the model: gives the numbers."""
 
 
 class MemoryPlanError(TwostepError):

@@ -237,7 +237,7 @@ class TestCommand:
         assert "model checked; machine none" in shown
         assert "chunking time=30" in shown
         assert f"{replayed.output_tokens} of output" in shown
-        assert re.search(r"step time +prediction error \d+\.\d% \(p50\), \d+\.\d% \(p90\) of the measured", shown)
+        assert re.search(r"step time +prediction error \d+\.\d% \(p50\), \d+\.\d% \(p90\) of the measured time", shown)
 
     def test_plans(self, timed: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["replay", str(timed), "--plans"]) == 0

@@ -36,18 +36,21 @@ def profile(frame, event, argument):
                 way.add(frame.f_code.co_filename)
                 frame = frame.f_back
 
+def path(end):
+    return os.path.join(os.environ["CHAT_PATH"], str(os.getpid()) + end)
+
 def begin(*_):
     global on
     on = True
+    open(path(".begun"), "w").close()
 
 def end(*_):
     global on
     on = False
-    path = os.path.join(os.environ["CHAT_PATH"], str(os.getpid()))
-    with open(path + ".part", "w") as file:
-        for kind, names in (("way", way), ("all", found)):
+    with open(path(".part"), "w") as file:
+        for kind, names in (("way", way), ("all", found | way)):
             file.writelines(f"{{kind}} {{name}}\\n" for name in names if name.startswith({str(SOURCE)!r}))
-    os.rename(path + ".part", path)
+    os.rename(path(".part"), path(".ended"))
 
 signal.signal(signal.SIGUSR1, begin)
 signal.signal(signal.SIGUSR2, end)
@@ -77,19 +80,22 @@ def _ask(serving: "subprocess.Popen[str]", folder: Path) -> dict[str, list[str]]
     children = Path(f"/proc/{serving.pid}/task/{serving.pid}/children").read_text().split()
     processes = [serving.pid, *map(int, children)]
     chat(url)  # what is made once is no part of the way
-    for number in (signal.SIGUSR1, None, signal.SIGUSR2):
-        if number is None:
-            chat(url)
-        else:
-            for pid in processes:
-                os.kill(pid, number)
-    assert within(20, lambda: all((folder / str(pid)).exists() for pid in processes))
-    lines = {line for pid in processes for line in (folder / str(pid)).read_text().splitlines()}
+    _signal(processes, signal.SIGUSR1, folder, ".begun")
+    chat(url)
+    _signal(processes, signal.SIGUSR2, folder, ".ended")
+    lines = {line for pid in processes for line in (folder / f"{pid}.ended").read_text().splitlines()}
     found: dict[str, list[str]] = {"way": [], "all": []}
     for line in sorted(lines):
         kind, _, file = line.partition(" ")
         found[kind].append(str(Path(file).relative_to(SOURCE)))
     return found
+
+
+def _signal(processes: list[int], number: signal.Signals, folder: Path, answer: str) -> None:
+    """Waits until each has written its file."""
+    for pid in processes:
+        os.kill(pid, number)
+    assert within(20, lambda: all((folder / f"{pid}{answer}").exists() for pid in processes))
 
 
 def chat(url: str) -> None:

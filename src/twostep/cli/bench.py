@@ -39,11 +39,11 @@ def add_to(commands: Subcommands) -> None:
         description="Sends a workload to any OpenAI-compatible server and reports latency, throughput and goodput. "
         "Docs: docs/benchmarking.md.",
     )  # fmt: skip
-    _add_target(parser.add_argument_group("what is measured"))
+    _add_target(parser.add_argument_group("target"))
     _add_workload(parser.add_argument_group("workload"))
     _add_load(parser.add_argument_group("load"))
     _add_output(parser.add_argument_group("output"))
-    add_settings(parser.add_argument_group("engine, for --offline"))
+    add_settings(parser.add_argument_group("engine options for --offline"))
     parser.set_defaults(run=lambda options: run(options, parser))
 
 

@@ -1,1 +1,1 @@
-"""Predicts: how long a step takes on this machine."""
+"""Cost models: predict how long a step takes on this machine."""

@@ -25,7 +25,7 @@ class EventQueue:
         heappush(self._heap, (max(time_ns, self.clock.now_ns), next(self._numbers), action))
 
     def run(self) -> None:
-        """Until no event is left; moves the clock from event to event."""
+        """Runs until no event is left; moves the clock from event to event."""
         while self._heap:
             self.clock.now_ns, _, action = heappop(self._heap)
             action()

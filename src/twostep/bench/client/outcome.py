@@ -7,7 +7,7 @@ from twostep.metrics.load import RequestTimes
 
 
 class FailureKind(StrEnum):
-    """Why a request was not served whole."""
+    """Why a request was not served completely."""
 
     REFUSED = "connection refused"
     TLS = "no TLS connection"

@@ -175,7 +175,8 @@ class RunProgress:
 
 
 class LiveLine:
-    """Give it to `run` as `progress`."""
+    """Shows progress on standard error; pass it to `run` as `show_progress`. Redraws a line on a terminal, otherwise
+    prints one line every 10 s."""
 
     def __init__(self, line: StatusLine | None = None) -> None:
         self._line = line or StatusLine()

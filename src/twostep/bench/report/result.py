@@ -48,7 +48,7 @@ class WorkloadFacts:
     """Input tokens that are a prefix of an earlier prompt."""
     output_tokens: int
     texts: int = 0
-    """Requests whose prompt is given as text."""
+    """Requests with the text of their prompt."""
 
 
 @dataclass(frozen=True)

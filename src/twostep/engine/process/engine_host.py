@@ -8,13 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from socket import socket
 from threading import Thread
 from time import sleep
 from traceback import print_exc
 
-from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
 from twostep.engine.engine import Engine
 from twostep.engine.outputs import Event
@@ -138,11 +136,11 @@ class EngineHost:
                 self._replies.append(Accepted(id_))
 
 
-def serve(wire: Wire[FromEngine, ToEngine], path: Path, config: EngineConfig) -> None:
+def serve(wire: Wire[FromEngine, ToEngine], load: Load) -> None:
     """Loads the model, sends `Ready` and serves. Sends `Failed` if an error ends it."""
     engine = None
     try:
-        engine = _engine(path, config)
+        engine = _engine(load)
         wire.send(Ready(capabilities(engine)))
         Thread(target=engine.prepare_grammars, name="prepare-grammars").start()
         take_short_turns()
@@ -169,11 +167,11 @@ def capabilities(engine: Engine) -> Capabilities:
     )
 
 
-def _engine(path: Path, config: EngineConfig) -> Engine:
+def _engine(load: Load) -> Engine:
     """Raises `TwostepError`, also for files that cannot be read or written: an `OSError` here would be taken for one of
     the socket, which says that the owner is gone."""
     try:
-        return Engine(open_model(path), config, serves=True)
+        return Engine(open_model(load.path), load.config, serves=True)
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
         raise TwostepError(f"{error.strerror or error}{named}") from error
@@ -204,7 +202,7 @@ def main() -> None:
         wire: Wire[FromEngine, ToEngine] = Wire(end, TO_ENGINE)
         match wire.recv():
             case Load() as load:
-                serve(wire, load.path, load.config)
+                serve(wire, load)
             case other:
                 sys.exit(f"twostep: the first message is {type(other).__name__}; it has to be Load")
 

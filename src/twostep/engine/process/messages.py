@@ -27,7 +27,7 @@ from twostep.errors import (
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """The first message: what to serve."""
+    """The first message: the model's file, and the settings of the engine as plain values by name."""
 
     path: Path
     settings: dict[str, Any]
