@@ -13,7 +13,7 @@ def test_a_chat_takes_a_short_way() -> None:
         "engine/engine.py",
         "core/scheduler.py",
         "kernels/native.py",
-        "server/http/streaming.py",
+        "server/http/replies.py",
     }
     assert ends <= set(found["way"]) <= set(found["all"])
     assert len(found["way"]) <= 25

@@ -17,7 +17,10 @@ from pathlib import Path
 import httpx
 from support.http_server import within
 
-SOURCE = Path(__file__).parents[2] / "src" / "twostep"
+import twostep
+
+SOURCE = Path(twostep.__file__).parent
+"""As installed: the commands run that."""
 TRACER = f"""
 import os, signal, sys, threading
 
