@@ -180,7 +180,7 @@ def test_a_fork_in_the_midst_of_other_threads_work(default_model_path: Path) -> 
             while not ending:
                 llm.chat(HELLO, SHORT, progress=False)
 
-        threads = [Thread(target=work) for _ in range(2)]
+        threads = [Thread(target=work, daemon=True) for _ in range(2)]  # a failure ends the program at once
         for thread in threads:
             thread.start()
         def use():
@@ -237,6 +237,8 @@ def test_a_child_does_not_keep_the_template_s_process(default_model_path: Path) 
             worker = llm.model.template._worker._process.pid
             if not os.fork():
                 signal.alarm(120)
+                for standard in (1, 2):  # this test's pipes, which it would hold open
+                    os.close(standard)
                 signal.pause()
             os.write(theirs, str(worker).encode())
             os._exit(0)  # as if it were killed: nothing is closed
