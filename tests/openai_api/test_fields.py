@@ -192,7 +192,7 @@ def test_the_effort_of_reasoning_goes_to_a_template_that_knows_it(
 ) -> None:
     source = "{{ messages[0].content }} {{ reasoning_effort | default('-') }} {{ enable_thinking | default('-') }}"
     with closing(ChatTemplate(source, "test")) as template:
-        monkeypatch.setitem(model.__dict__, "template", template)
+        monkeypatch.setattr(LoadedModel, "template", template)
         request = read(model, CHAT, **fields)
     assert model.tokenizer.decode(request.prompts[0]) == f"Hello {rendered}"
 
