@@ -5,6 +5,7 @@ import re
 import shlex
 from itertools import chain
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -14,6 +15,7 @@ from twostep.config.configs import serve_settings
 from twostep.config.values import MemoryBytes
 from twostep.openai_api.fields import KNOWN, ORIGINS
 from twostep.server.api.openapi import document
+from twostep.server.app import routes
 
 ROOT = Path(__file__).parent.parent
 [_SUBPARSERS] = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
@@ -269,6 +271,19 @@ def test_paths_are_those_of_the_api_description() -> None:
     paths = {(method.upper(), path) for path, by in document()["paths"].items() for method in by}
     page = {(method, re.sub("[A-Z]+$", "{name}", path)) for method, path in told}
     assert page == paths | {("GET", "/docs"), ("GET", "/openapi.json")}
+
+
+def test_the_api_description_has_all_routes() -> None:
+    """Those of the description itself and of its page are left out."""
+    state = MagicMock()
+    state.config.root_path = ""
+    described_paths = {(method.upper(), path) for path, by in document()["paths"].items() for method in by}
+    served = {
+        (method, re.sub(r":path\}", "}", route.path))
+        for route in routes(state)
+        for method in (route.methods or {"GET"}) - {"HEAD"}
+    }
+    assert served == described_paths | {("GET", "/openapi.json"), ("GET", "/docs"), ("GET", "/")}
 
 
 def test_the_example_configuration_is_accepted(tmp_path: Path) -> None:

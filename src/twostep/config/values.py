@@ -176,4 +176,6 @@ def text_of(value: ChunkPolicy | Batching | KvMemory) -> str:
             return _size_text(count)
         case MemoryBlocks(count=count):
             return f"{count} blocks"
-    return "continuous"
+        case Continuous():
+            return "continuous"
+    raise TypeError(f"{value!r} has no text form; add it to `text_of`")

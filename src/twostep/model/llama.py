@@ -1,4 +1,4 @@
-"""Llama and its kin (SmolLM2, Mistral, Qwen2): pre-norm layers of grouped-query attention and a gated feed-forward.
+"""Llama and its variants (SmolLM2, Mistral, Qwen2): pre-norm layers of grouped-query attention and a gated feed-forward.
 
 Buffers, one row a token: `x` the residual stream, `h` what goes into and comes out of a part of a layer, `q`, `k`, `v`,
 `a` attention's heads, `g`, `u` the feed-forward's gate and up.
@@ -15,7 +15,7 @@ from twostep.spec.shape import ModelShape
 
 
 @dataclass(frozen=True)
-class Kin:
+class LlamaVariant:
     """How one member differs from the others."""
 
     family: str
@@ -23,31 +23,31 @@ class Kin:
     qkv_bias: bool
 
 
-LLAMA = Kin("llama", rope="interleaved", qkv_bias=False)
-QWEN2 = Kin("qwen2", rope="halves", qkv_bias=True)
+LLAMA = LlamaVariant("llama", rope="interleaved", qkv_bias=False)
+QWEN2 = LlamaVariant("qwen2", rope="halves", qkv_bias=True)
 
 _DEFAULT_ROPE_BASE = 10000.0
 
 
-def build(file: GgufFile, kin: Kin) -> Network:
-    """The network of a file of `kin`. Raises `ModelFileError` for a missing, misshapen or unknown part."""
-    refuse_unsupported(file.metadata, kin.family)
-    shape = read_shape(file, kin.family)
+def build(file: GgufFile, variant: LlamaVariant) -> Network:
+    """The network of a file of this variant. Raises `ModelFileError` for a missing, misshapen or unknown part."""
+    refuse_unsupported(file.metadata, variant.family)
+    shape = read_shape(file, variant.family)
     weights = Weights(file)
-    ops = tuple(_Description(file, kin, shape, weights).operations())
-    weights.check_all_used(kin.family)
+    ops = tuple(_Description(file, variant, shape, weights).operations())
+    weights.check_all_used(variant.family)
     return Network(shape, ops, file.tensors)
 
 
 class _Description:
     """The list of operations, with the sizes that all layers share."""
 
-    def __init__(self, file: GgufFile, kin: Kin, shape: ModelShape, weights: Weights) -> None:
-        self.kin = kin
+    def __init__(self, file: GgufFile, variant: LlamaVariant, shape: ModelShape, weights: Weights) -> None:
+        self.variant = variant
         self.shape = shape
         self.weights = weights
-        self.eps = _positive(file, f"{kin.family}.attention.layer_norm_rms_epsilon", None)
-        self.rope_base = _positive(file, f"{kin.family}.rope.freq_base", _DEFAULT_ROPE_BASE)
+        self.eps = _positive(file, f"{variant.family}.attention.layer_norm_rms_epsilon", None)
+        self.rope_base = _positive(file, f"{variant.family}.rope.freq_base", _DEFAULT_ROPE_BASE)
         self.q_width = shape.heads * shape.head_dim
         self.kv_width = shape.kv_heads * shape.head_dim
 
@@ -68,8 +68,8 @@ class _Description:
         yield self.projection(f"{block}.attn_q", self.q_width, out="q")
         yield self.projection(f"{block}.attn_k", self.kv_width, out="k")
         yield self.projection(f"{block}.attn_v", self.kv_width, out="v")
-        yield Rope("q", shape.heads, shape.head_dim, self.rope_base, self.kin.rope)
-        yield Rope("k", shape.kv_heads, shape.head_dim, self.rope_base, self.kin.rope)
+        yield Rope("q", shape.heads, shape.head_dim, self.rope_base, self.variant.rope)
+        yield Rope("k", shape.kv_heads, shape.head_dim, self.rope_base, self.variant.rope)
         yield Attention(layer, shape.heads, shape.kv_heads, shape.head_dim, q="q", k="k", v="v", out="a")
         yield self.weights.linear(f"{block}.attn_output", shape.width, self.q_width, x="a", out="h")
         yield Add("h", out="x")
@@ -87,7 +87,7 @@ class _Description:
         return RmsNorm(self.weights.vector(f"{name}.weight", self.shape.width), self.eps, x="x", out="h")
 
     def projection(self, name: str, outputs: int, out: str) -> Linear:
-        return self.weights.linear(name, outputs, self.shape.width, x="h", out=out, needs_bias=self.kin.qkv_bias)
+        return self.weights.linear(name, outputs, self.shape.width, x="h", out=out, needs_bias=self.variant.qkv_bias)
 
 
 def _positive(file: GgufFile, key: str, default: float | None) -> float:

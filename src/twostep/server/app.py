@@ -34,11 +34,11 @@ OTHER = "other"
 
 def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -> Starlette:
     """The application. `connections` returns the number of open connections, which is limited."""
-    routes = _routes(state)
-    counting = Middleware(CountReplies, state=state, paths=[route.path for route in routes])
+    table = routes(state)
+    counting = Middleware(CountReplies, state=state, paths=[route.path for route in table])
     outermost = [Middleware(RootPath, root=state.config.root_path)] if state.config.root_path else []
     app = Starlette(
-        routes=routes,
+        routes=table,
         middleware=[*outermost, counting, *_middleware(state, connections)],
         exception_handlers={
             TwostepError: on_twostep_error,
@@ -52,7 +52,8 @@ def create_app(state: ServerState, connections: Callable[[], int] = lambda: 0) -
     return app
 
 
-def _routes(state: ServerState) -> list[Route]:
+def routes(state: ServerState) -> list[Route]:
+    """Every endpoint; `api/openapi.py` describes them."""
     completions, tokens, info, history = Completions(state), Tokens(state), ServerInfo(state), RequestHistory(state)
     root = state.config.root_path
     return [
@@ -62,7 +63,7 @@ def _routes(state: ServerState) -> list[Route]:
         Route("/v1/models/{name:path}", info.model),
         Route("/v1/config", info.config),
         Route("/v1/requests", history.requests),
-        Route("/v1/requests/{id}", history.breakdown),
+        Route("/v1/requests/{name}", history.breakdown),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/health", info.health),

@@ -28,7 +28,7 @@ class RequestHistory:
 
     async def breakdown(self, request: Request) -> SlicedReply:
         """Raises `ApiError` with status 404 if the reply is not recorded, or no longer."""
-        id_ = request.path_params["id"]
+        id_ = request.path_params["name"]
         reply = self._state.finished.get(id_)
         if reply is None:
             kept = f"the last {self._state.finished.keep} are kept, for a limited time"
