@@ -1,4 +1,4 @@
-"""Llama and its variants (SmolLM2, Mistral, Qwen2): pre-norm layers of grouped-query attention and a gated feed-forward.
+"""Llama and its variants (SmolLM2, Mistral, Qwen2): pre-norm layers, grouped-query attention, gated feed-forward.
 
 Buffers, one row a token: `x` the residual stream, `h` what goes into and comes out of a part of a layer, `q`, `k`, `v`,
 `a` attention's heads, `g`, `u` the feed-forward's gate and up.
