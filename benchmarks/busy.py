@@ -79,9 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.llama_version and not options.llama_dir:
         parser.error("--llama-version needs --llama-dir")
-    return command.run(
-        "busy", options, lambda: measure(options), lambda result: f"busy-{machine.slug(result.machine.cpu)}.json"
-    )
+    return command.run("busy", options, lambda: measure(options))
 
 
 def measure(options: argparse.Namespace) -> Result:

@@ -1,10 +1,11 @@
 // How many of a team's threads take part in its next run: as many as the cores that other programs really leave to it.
 //
 // Threads that meet at barriers are as slow as the slowest. Two threads on a core and a half take longer than one thread on
-// one core, so a thread that lacks a good part of a core stays away. One more is tried after a pause, which doubles as long
-// as tries fail: 30 ms of every 2 s at most are spent on them. A try that succeeds is followed by the next at once. Pauses
-// are real time, not time of runs, so a server that has little to do gets its threads back as soon as a busy one; after a
-// rest nothing is known of the cores, and all threads take part.
+// one core, so a thread that lacks a good part of a core stays away. One more is tried after a pause, which is short at first,
+// since a burst of another program (a front end that reads a prompt) is over soon, and doubles as long as tries fail: in the
+// end 30 ms of every 2 s are spent on them. A try that succeeds is followed by the next at once. Pauses are real time, not
+// time of runs, so a server that has little to do gets its threads back as soon as a busy one; after a rest nothing is known
+// of the cores, and all threads take part.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -49,7 +50,7 @@ class Attendance {
   static constexpr double kLacking = 0.35;  // of a core: where fewer threads begin to be the faster
   static constexpr int64_t kMs = 1'000'000;
   static constexpr int64_t kWindowNs = 50 * kMs, kTryNs = 30 * kMs;                          // of runs
-  static constexpr int64_t kPauseNs = 500 * kMs, kLongestPauseNs = 2000 * kMs, kRestNs = 2000 * kMs;  // real time
+  static constexpr int64_t kPauseNs = 60 * kMs, kLongestPauseNs = 2000 * kMs, kRestNs = 2000 * kMs;  // real time
   static constexpr int64_t kLastingNs = 1000 * kMs;  // a larger number of threads that held so long was right
 
   void raise(int active, int64_t now_ns) {

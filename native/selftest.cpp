@@ -445,12 +445,16 @@ void check_attendance(std::vector<Check>& out) {
   wrong.see(attendance(team, now_ns, 3, 220, 10) != 3);                        // free again: all within 2.2 s of running
   wrong.see(std::fabs(attendance(team, now_ns, 2, 3000, 1000) - 2) > 0.03);
   wrong.see(attendance(team, now_ns, 0.3, 1000, 100) > 1.1);
+  now_ns += 2'000'000'000;
+  wrong.see(attendance(team, now_ns, 3, 100, 10) != 3);
+  wrong.see(attendance(team, now_ns, 1.5, 6, 1) == 3);                         // they leave for a burst of 60 ms,
+  wrong.see(attendance(team, now_ns, 3, 15, 1) != 3);                          // and are back 150 ms later
   wrong.see(attendance(team, now_ns, 3, 60, 10, 50'000'000) != 3);             // and of real time, with little to run
   wrong.see(attendance(team, now_ns, 1, 300, 100) > 1.1);
   now_ns += 2'000'000'000;                                                     // after a rest all take part at once,
   wrong.see(attendance(team, now_ns, 3, 1, 1) != 3);
   now_ns += 2'000'000'000;
-  wrong.see(attendance(team, now_ns, 1, 10, 1) != 1);                          // and leave again if need be
+  wrong.see(attendance(team, now_ns, 1, 6, 1) != 1);                           // and leave again if need be
   Attendance large(64);
   wrong.see(attendance(large, now_ns, 20, 20, 1) != 20);                       // two decisions, not 44
   wrong.see(attendance(large, now_ns, 64, 400, 1) != 64);

@@ -5,12 +5,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 OLDEST = (3, 11)
 
 
-def lacking():
+def lacking() -> "Iterator[tuple[str, str | None]]":
     """Pairs of what is lacking and Debian's package of it, if any. Runs on any Python 3: an old one is named too."""
     if sys.version_info < OLDEST:
         yield "Python {}.{} or newer, this is {}: set PYTHON=...".format(*OLDEST, sys.version.split()[0]), None
@@ -22,7 +23,7 @@ def lacking():
         yield "Python's venv with pip", "python3-venv"
 
 
-def install(packages):
+def install(packages: "Sequence[str]") -> None:
     """Only as root of a machine with apt-get, nearly always a container: anybody else decides for themselves."""
     if not packages or os.geteuid() != 0 or not shutil.which("apt-get"):
         return
@@ -32,7 +33,7 @@ def install(packages):
         subprocess.run(["apt-get", "-qq", *arguments], env=environment, stdout=sys.stderr)
 
 
-def main():
+def main() -> bool:
     install([package for _, package in lacking() if package])
     lacks = list(lacking())
     for lack, package in lacks:

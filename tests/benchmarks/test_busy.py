@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import busy, busy_tables, report, results
+from benchmarks import busy, busy_tables, machine, report, results
 from benchmarks.busy import ALL_THREADS, ONE_THREAD, busy_loops, fair_share
 from benchmarks.measurement import spread
 from benchmarks.tables import TIMES
@@ -102,6 +102,15 @@ def test_a_version_of_llama_cpp_without_its_folder_is_refused(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         busy.main(["--llama-version", "b1"])
     assert "--llama-version needs --llama-dir" in capsys.readouterr().err
+
+
+def test_the_result_file_is_named_for_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = machine.watched()
+    measured = busy.Result("python -m benchmarks.busy", here, 2, 128, 128, 5, [], [])
+    monkeypatch.setattr(busy, "measure", lambda options: measured)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    assert busy.main([]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [f"busy-{machine.slug(here.cpu)}.json"]
 
 
 def test_a_quick_measurement_yields_a_result_that_the_table_can_be_made_of(tmp_path: Path) -> None:
