@@ -180,7 +180,7 @@ def _point(driver: Driver, network: Network, shape: Shape, runs: int, limits: Li
     kv_bytes = one.work.kv_bytes / steps
     read = read_bandwidth(int(driver.executor.weight_bytes + kv_bytes), limits.threads)
     ns = np.median([profile.ns / steps for _, profile in measured], axis=0)
-    works = dict(_works(network, one, steps))
+    works = _works(network, one, steps)
     step_us = median(run.seconds.total for run, _ in measured) * 1e6 / steps
     sampling_us = median(run.seconds.sampling for run, _ in measured) * 1e6 / steps
     say(f"{shape.streams or 'prompt'} x {shape.context}: {step_us:.0f} us a step")
@@ -246,22 +246,20 @@ def _operation(name: str, work: Work, ns: NDArray[np.float64], limits: Limits, r
     )
 
 
-def _works(network: Network, run: Run, steps: int) -> Iterator[tuple[str, Work]]:
-    """Work of a mean step by operation."""
-    fine = fine_weights(network.ops)
-    rows, logit_rows = _rows(network, run, steps)
+def operations_of(network: Network, rows: float, logit_rows: float) -> dict[str, Work]:
+    """Work of the matrices in a step of so many rows, by operation."""
+    fine, works = fine_weights(network.ops), {}
     for name, matrices in _matrices(network).items():
-        count = logit_rows if name == "head" else rows
-        yield (
-            name,
-            Work(
-                integer_ops=sum(
-                    2 * count * _elements(network, weight) * (2 if weight in fine else 1) for weight in matrices
-                ),
-                bytes=sum(_packed_bytes(network, weight) for weight in matrices),
-            ),
-        )
-    yield "attention", Work(float_ops=run.work.attention_flops / steps, bytes=run.work.kv_bytes / steps)
+        products = sum(_elements(network, weight) * (2 if weight in fine else 1) for weight in matrices)
+        size = sum(_packed_bytes(network, weight) for weight in matrices)
+        works[name] = Work(integer_ops=2 * (logit_rows if name == "head" else rows) * products, bytes=size)
+    return works
+
+
+def _works(network: Network, run: Run, steps: int) -> dict[str, Work]:
+    """Work of a mean step by operation."""
+    attention = Work(float_ops=run.work.attention_flops / steps, bytes=run.work.kv_bytes / steps)
+    return {**operations_of(network, *_rows(network, run, steps)), "attention": attention}
 
 
 def _rows(network: Network, run: Run, steps: int) -> tuple[float, float]:
