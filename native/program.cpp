@@ -593,7 +593,14 @@ void Program::finish_heads(const QueryTask& task, const float* states) {
     }
 }
 
-void Program::attend(const Instruction& instruction, const QueryTask& task, const Batch& batch, int member) {
+// Blocks of a task from a split on.
+KvAfter Program::blocks_from(const QueryTask& task, const KvView& kv, int split) const {
+  const int last = (task.position + task.tokens - 1) / kBlock;
+  return {&kv, std::max(kv.first_block, split * (kSplit / kBlock)), std::min(last + 1, (task.first_split + task.splits) * (kSplit / kBlock))};
+}
+
+// `next`: the task that the member will probably have after this one; null: none.
+void Program::attend(const Instruction& instruction, const QueryTask& task, const QueryTask* next_task, const Batch& batch, int member) {
   const int d = dims_.head_dim, rows = task.tokens * task.heads;
   const bool joins = plans_[instruction.group].joins;
   const size_t stride = state_floats(d);
@@ -603,10 +610,13 @@ void Program::attend(const Instruction& instruction, const QueryTask& task, cons
   Member& mine = members_[member];
   float *states = joins ? &states_[task.state * kMaxQueryRows * stride] : mine.states.data();
   float* next = mine.states.data() + kMaxQueryRows * stride;
-  kernels_.attend(tile, kv, task.first_split, states, mine.attend.data());
+  const KvView next_kv = next_task ? view(instruction, batch, next_task->slice, next_task->kv_head) : kv;
+  const KvAfter after_task = next_task ? blocks_from(*next_task, next_kv, next_task->first_split) : KvAfter{};
+  const auto after = [&](int split) { return split < task.splits ? blocks_from(task, kv, task.first_split + split) : after_task; };
+  kernels_.attend(tile, kv, task.first_split, after(1), states, mine.attend.data());
   if (joins) return;
   for (int split = 1; split < task.splits; ++split) {
-    kernels_.attend(tile, kv, task.first_split + split, next, mine.attend.data());
+    kernels_.attend(tile, kv, task.first_split + split, after(split + 1), next, mine.attend.data());
     for (int r = 0; r < rows; ++r) kernels_.merge(states + r * stride, next + r * stride, d);
   }
   finish_heads(task, states);
@@ -637,8 +647,10 @@ bool Program::run_attention(const Instruction& instruction, const Batch& batch, 
   lap(Part::Rest, member);
   if (!go_on) return false;
   const std::vector<QueryTask>& tasks = plans_[instruction.group].tasks;
-  const int count = static_cast<int>(tasks.size());
-  team_.share(count, [&](int task) { attend(instruction, tasks[task], batch, member); });
+  const int count = static_cast<int>(tasks.size()), members = team_.active();
+  team_.share(count, [&](int task) {
+    attend(instruction, tasks[task], task + members < count ? &tasks[task + members] : nullptr, batch, member);
+  });
   meet(Stage::Compute, member);
   if (plans_[instruction.group].joins) {
     team_.share(count, [&](int task) {

@@ -173,7 +173,8 @@ class Program {
   void rotate_and_store(const Instruction&, const Batch&, int row);
   void rotate_and_store_all(const Instruction&, const Batch&, int member);
   void turn_head(const Instruction&, const Norm&, float* head, int row, float factor) const;
-  void attend(const Instruction&, const QueryTask&, const Batch&, int member);
+  KvAfter blocks_from(const QueryTask&, const KvView&, int split) const;
+  void attend(const Instruction&, const QueryTask&, const QueryTask* next_task, const Batch&, int member);
   void join(const QueryTask&);
   void finish_heads(const QueryTask&, const float* states);
   KvView view(const Instruction&, const Batch&, int slice, int kv_head) const;
