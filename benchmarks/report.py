@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, busy_tables, peers_tables, results, serve_tables, tables
+from benchmarks import batching_tables, busy_tables, peers_tables, profile_tables, results, serve_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -67,6 +67,10 @@ def _model(result: Json) -> str:
     return "\n\n".join(parts)
 
 
+def profile(folder: Path) -> str:
+    return "\n\n".join(map(profile_tables.profile, results.read("profile", folder))) or NOT_MEASURED
+
+
 def busy(folder: Path) -> str:
     return "\n\n".join(map(busy_tables.busy, results.read("busy", folder))) or NOT_MEASURED
 
@@ -115,6 +119,7 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/performance.md", "bench-peers-model", performance_peers),
     ("docs/performance.md", "bench-busy", busy),
     ("docs/performance.md", "bench-model", performance_model),
+    ("docs/performance.md", "profile-steps", profile),
     ("README.md", "bench-batching", batching_readme),
     ("docs/facts.md", "bench-batching", batching_readme),
     ("docs/batching.md", "bench-batching", batching),

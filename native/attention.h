@@ -33,11 +33,55 @@ inline void write_kv(const float* key, const float* value, int head_dim, int slo
   }
 }
 
+inline const uint8_t* bytes_of(const void* p) { return static_cast<const uint8_t*>(p); }
+
+// What comes after the tile in work, fetched at the pace of the work: a block of one head is a run of a few KiB, too short for
+// the hardware to foresee the next one, and fetching a whole tile at once stalls.
+class Ahead {
+ public:
+  // The work is blocks first..end-1, then the beginning of what `after` names.
+  Ahead(const KvView& kv, int first, int end, const KvAfter& after) : kv_(&kv), after_(&after), block_(first + kBlocks), end_(end) { enter(); }
+  // Of a step over kVectors half lines.
+  template <int kVectors>
+  TWOSTEP_INLINE void fetch(int step) {
+    if (kVectors == 1 && step % 2) return;
+    constexpr int lines = std::max(1, kVectors / 2);
+    for (int line = 0; line < lines; ++line) __builtin_prefetch(at_ + 64 * line);
+    at_ += stride_ * lines;
+    if ((left_ -= lines) <= 0) ++block_, enter();
+  }
+
+ private:
+  static constexpr int kBlocks = 6;  // ahead of the work; 2 and 4 are slower, 12 is no faster (docs/LOG.md)
+
+  // Begins block_, of what comes after where the work has no such block.
+  void enter() {
+    if (block_ >= end_ && after_->view) {
+      kv_ = after_->view;
+      block_ += after_->first - end_;
+      end_ = after_->end;
+      after_ = &kNothing;
+    }
+    const bool more = block_ < end_;
+    stride_ = more ? 64 : 0;
+    left_ = more ? padded(kv_->head_dim) : std::numeric_limits<int>::max();  // lines of a block's keys and values
+    at_ = bytes_of(kv_->keys(std::min(block_, end_ - 1)));
+  }
+
+  static constexpr KvAfter kNothing{};
+  const KvView* kv_;
+  const KvAfter* after_;
+  int block_, end_, left_;
+  size_t stride_;
+  const uint8_t* at_;
+};
+
 // What one tile of positions works on.
 struct TileWork {
   const KvView& kv;
-  int start, blocks, last_block;  // first position; KV blocks in use; the sequence's last block
+  int start, blocks;  // first position; KV blocks in use
   const float *keys, *values;  // f32 copies, [blocks][head_dim][16] and [positions][padded], or null: read the cache
+  Ahead& ahead;
 };
 
 // What attend() keeps of its query rows, in its scratch; `shrink`: what the last tile's new maximum left of earlier terms.
@@ -73,23 +117,14 @@ TWOSTEP_INLINE inline void add_products(Accumulators<kCount, kVectors>& acc, con
   factors.advance(sizeof(float));
 }
 
-inline const uint8_t* bytes_of(const void* p) { return static_cast<const uint8_t*>(p); }
-
-// A block of one head is a run of a few KiB, too short for the hardware to foresee the next one, and fetching a whole tile
-// at once stalls. So scoring fetches the tile's values on its way, and weighing those fetches the next tile's keys.
-template <int kVectors>
-TWOSTEP_INLINE inline void fetch(const uint8_t* const (&ahead)[kVectors], int step) {
-  unroll<kVectors>([&](auto v) TWOSTEP_INLINE { __builtin_prefetch(ahead[v] + step * 32); });  // a line is two steps
-}
-
 // Scores of kCount rows against kVectors blocks of keys.
 template <class From, int kCount, int kVectors>
-TWOSTEP_INLINE inline void score_blocks(const uint8_t* const (&keys)[kVectors], const uint8_t* const (&ahead)[kVectors], int head_dim,
-                                        RowParts<kCount> queries, float* scores) {
+TWOSTEP_INLINE inline void score_blocks(const uint8_t* const (&keys)[kVectors], Ahead& ahead, int head_dim, RowParts<kCount> queries,
+                                        float* scores) {
   Accumulators<kCount, kVectors> acc;
   unroll<kCount>([&](auto r) TWOSTEP_INLINE { unroll<kVectors>([&](auto v) TWOSTEP_INLINE { acc[r][v] = zero(); }); });
   for (int i = 0; i < head_dim; ++i) {
-    if (std::is_same_v<From, FromF16> && i % 2 == 0) fetch(ahead, i);
+    if constexpr (std::is_same_v<From, FromF16>) ahead.fetch<kVectors>(i);
     F32 w[kVectors];
     unroll<kVectors>([&](auto v) TWOSTEP_INLINE { w[v] = From::at(keys[v], size_t(i) * kBlock); });
     add_products<kCount, kVectors>(acc, w, queries);
@@ -105,13 +140,12 @@ inline void score_rows(const TileWork& work, const Rows& rows, int row) {
   const RowParts<kCount> queries(bytes_of(rows.queries + row * rows.size), rows.size * sizeof(float));
   const int head_dim = work.kv.head_dim;
   for (int b = 0; b < work.blocks; b += kVectors) {
-    const uint8_t *keys[kVectors], *ahead[kVectors];
+    const uint8_t* keys[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       const int of_tile = std::min(b + v, work.blocks - 1), block = work.start / kBlock + of_tile;
       keys[v] = work.keys ? bytes_of(work.keys + size_t(of_tile) * head_dim * kBlock) : bytes_of(work.kv.keys(block));
-      ahead[v] = work.keys ? nullptr : bytes_of(work.kv.values(block));
     }
-    score_blocks<From, kCount, kVectors>(keys, ahead, head_dim, queries, rows.scores + size_t(row) * kTile + b * kBlock);
+    score_blocks<From, kCount, kVectors>(keys, work.ahead, head_dim, queries, rows.scores + size_t(row) * kTile + b * kBlock);
   }
 }
 
@@ -167,7 +201,7 @@ inline void soften(const QueryTile& tile, int start, const Rows& rows) {
 // out[row][chunk .. +16·kVectors] = what it was · shrink + probabilities[row][0..positions) · values[..][chunk ..]
 template <class From, int kCount, int kVectors>
 inline void weigh_chunks(const TileWork& work, const Rows& rows, int row, int chunk, float* states) {
-  const int size = rows.size, chunks = size / kPanel, next = work.start / kBlock + kTile / kBlock;
+  const int size = rows.size;
   float* out = states + row * (rows.size + kPanel) + kPanel + chunk * kPanel;
   RowParts<kCount> probabilities(bytes_of(rows.scores + size_t(row) * kTile), kTile * sizeof(float));
   Accumulators<kCount, kVectors> acc;
@@ -178,11 +212,8 @@ inline void weigh_chunks(const TileWork& work, const Rows& rows, int row, int ch
   for (int b = 0; b < work.blocks; ++b) {
     const uint8_t* values = work.values ? bytes_of(work.values + size_t(b) * kBlock * size + chunk * kPanel)
                                         : bytes_of(work.kv.values(work.start / kBlock + b) + chunk * kPanel);
-    const int part = chunk * work.blocks + b * kVectors;  // the whole tile passes once over the next one's keys
-    const uint8_t* ahead = bytes_of(work.kv.keys(std::min(next + part / chunks, work.last_block))) + part % chunks * kBlock * 32;
     for (int i = 0; i < kBlock; ++i) {
-      if constexpr (std::is_same_v<From, FromF16>)
-        for (int line = 0; line < kVectors * 32; line += 64) __builtin_prefetch(ahead + i * kVectors * 32 + line);
+      if constexpr (std::is_same_v<From, FromF16>) work.ahead.template fetch<kVectors>(i);
       F32 w[kVectors];
       unroll<kVectors>([&](auto v) TWOSTEP_INLINE { w[v] = From::at(values, size_t(i) * size + v * kPanel); });
       add_products<kCount, kVectors>(acc, w, probabilities);
@@ -211,16 +242,16 @@ inline void widen(const uint16_t* from, size_t count, float* to) {
 }
 
 // The tile's work; many rows pay for one conversion of its keys and values to floats.
-inline TileWork prepare_tile(const KvView& kv, int start, int last, bool copy, float* scratch) {
-  const int blocks = (std::min(kTile, last + 1 - start) + kBlock - 1) / kBlock, last_block = last / kBlock;
-  if (!copy) return {kv, start, blocks, last_block, nullptr, nullptr};
+inline TileWork prepare_tile(const KvView& kv, int start, int last, bool copy, float* scratch, Ahead& ahead) {
+  const int blocks = (std::min(kTile, last + 1 - start) + kBlock - 1) / kBlock;
+  if (!copy) return {kv, start, blocks, nullptr, nullptr, ahead};
   const size_t size = padded(kv.head_dim), key_floats = size_t(kv.head_dim) * kBlock;
   float* values = scratch + kTile * size;
   for (int b = 0; b < blocks; ++b) {
     widen(kv.keys(start / kBlock + b), key_floats, scratch + b * key_floats);
     widen(kv.values(start / kBlock + b), size * kBlock, values + b * size * kBlock);
   }
-  return {kv, start, blocks, last_block, scratch, values};
+  return {kv, start, blocks, scratch, values, ahead};
 }
 
 // Queries copied together, sums and outputs 0, maxima lowest.
@@ -241,15 +272,17 @@ inline int rows_that_reach(const QueryTile& tile, int start) {
   return static_cast<int>(std::min<int64_t>(tile.tokens, tokens)) * tile.group;
 }
 
-inline void attend(const QueryTile& tile, const KvView& kv, int split, float* states, float* scratch) {
+inline void attend(const QueryTile& tile, const KvView& kv, int split, const KvAfter& after, float* states, float* scratch) {
   const int first = first_seen_position(tile.position, tile.window) / kTile * kTile;
   const int last = tile.position + tile.tokens - 1, end = std::min((split + 1) * kSplit, last + 1);
   Rows rows = prepare_rows(tile, kv.head_dim, states, scratch + size_t(2) * kTile * padded(kv.head_dim));
-  for (int start = std::max(first, split * kSplit); start < end; start += kTile) {
+  const int begin = std::max(first, split * kSplit);
+  Ahead ahead(kv, begin / kBlock, (end + kBlock - 1) / kBlock, after);
+  for (int start = begin; start < end; start += kTile) {
     rows.first = std::max(0, start - tile.position) * tile.group;  // earlier tokens do not see this tile
     rows.count = rows_that_reach(tile, start);                      // nor do later ones whose window has passed it
     const bool copy = rows.count - rows.first > kQueryRows;
-    const TileWork work = prepare_tile(kv, start, last, copy, scratch);
+    const TileWork work = prepare_tile(kv, start, last, copy, scratch, ahead);
     if (copy) score_tile<FromF32>(work, rows);
     else score_tile<FromF16>(work, rows);
     soften(tile, start, rows);

@@ -53,6 +53,12 @@ struct KvView {
   const uint16_t* values(int block) const { return keys(block) + size_t(padded(head_dim)) * kBlock; }  // [16][padded]
 };
 
+// What is to be read after a part of attention: blocks first..end-1; no view: unknown.
+struct KvAfter {
+  const KvView* view = nullptr;
+  int first = 0, end = 0;
+};
+
 constexpr int kNoWindow = std::numeric_limits<int>::max();
 // The first position that a token sees through a window of so many positions, its own included.
 constexpr int first_seen_position(int position, int window) { return std::max(0, position - window + 1); }
@@ -90,8 +96,8 @@ struct Kernels {
   // rotates one head in place (halves order), cos_sin: [dim/2] cosines, [dim/2] sines; then times `factor`
   void (*rope)(float* head, const float* cos_sin, int dim, float factor);
   void (*write_kv)(const float* key, const float* value, int head_dim, int slot, uint16_t* keys, uint16_t* values);
-  // softmax state of the tile's rows over positions [split · kSplit, ..) of one split
-  void (*attend)(const QueryTile&, const KvView&, int split, float* states, float* scratch);
+  // softmax state of the tile's rows over positions [split · kSplit, ..) of one split; fetches some of what comes after
+  void (*attend)(const QueryTile&, const KvView&, int split, const KvAfter&, float* states, float* scratch);
   void (*merge)(float* into, const float* other, int head_dim);
   void (*finish)(const float* state, int head_dim, float* out);
   // machine limits, for the benchmark: operations done in one call of about a millisecond

@@ -48,6 +48,19 @@ std::map<std::string, double> seconds(const Program& program) {
   return {{"linear", s[0]}, {"attention", s[1]}, {"head", s[2]}, {"rest", s[3]}};
 }
 
+// Steps that were added up, and nanoseconds as [member][instruction, the last: until it started][stage][work, wait].
+std::pair<int64_t, nb::object> profile_of(const Program& program) {
+  const Profile& profile = program.profile();
+  const size_t members = profile.members(), rows = members ? profile.rows(0).size() : 0, row = kStages * 2;
+  int64_t* out = new int64_t[std::max<size_t>(1, members * rows * row)];
+  for (size_t m = 0; m < members; ++m)
+    for (size_t i = 0; i < rows; ++i)
+      for (size_t j = 0; j < row; ++j) out[(m * rows + i) * row + j] = profile.rows(static_cast<int>(m))[i][j / 2][j % 2];
+  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
+  const size_t shape[] = {members, rows, kStages, 2};
+  return {profile.steps(), nb::cast(nb::ndarray<nb::numpy, int64_t>(out, 4, shape, owner))};
+}
+
 // Best of many short runs of one core's arithmetic: operations per second.
 double peak(double (*run)()) {
   double best = 0;
@@ -215,6 +228,8 @@ void bind_program(nb::module_& module) {
           })
       .def("cancel", &Program::cancel)
       .def("seconds", &seconds)
+      .def("profile_steps", &Program::profile_steps)
+      .def("profile", &profile_of)
       .def_prop_ro("isa", [](const Program& self) { return std::string(self.isa()); })
       .def_prop_ro("threads", &Program::threads)
       .def_prop_ro("lacked_ns", [](const Program& self) { return self.team()->lacked_ns(); })

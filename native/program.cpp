@@ -175,13 +175,23 @@ bool Program::forward(const Batch& batch, float* out) {
   cancel_.store(false, std::memory_order_relaxed);
   seconds_.fill(0);
   mark_ = std::chrono::steady_clock::now();
+  profile_.begin_step();
   team_.run([&](int member) { run(batch, out, member); });
   return !stopped_;
 }
 
 void Program::run(const Batch& batch, float* out, int member) {
-  for (const Instruction& instruction : instructions_)
-    if (!execute(instruction, batch, out, member)) return;
+  profile_.wait(member, static_cast<int>(instructions_.size()), Stage::Prepare);
+  for (size_t i = 0; i < instructions_.size(); ++i) {
+    members_[member].instruction = static_cast<int>(i);
+    if (!execute(instructions_[i], batch, out, member)) return;
+  }
+}
+
+void Program::profile_steps(bool on) {
+  const Team::Turn turn(team_);
+  if (on) profile_.start(team_.size(), static_cast<int>(instructions_.size()));
+  else profile_.stop();
 }
 
 bool Program::execute(const Instruction& instruction, const Batch& batch, float* out, int member) {
@@ -198,10 +208,16 @@ bool Program::execute(const Instruction& instruction, const Batch& batch, float*
 }
 
 // Member 0 decides before the barrier and all read the decision right after it, so that nobody waits for one that left.
-bool Program::pass(int member) {
+bool Program::pass(Stage stage, int member) {
   if (member == 0) stopped_ = cancel_.load(std::memory_order_relaxed);
-  team_.barrier();
+  meet(stage, member);
   return !stopped_;
+}
+
+void Program::meet(Stage stage, int member) {
+  did(stage, member);
+  team_.barrier();
+  profile_.wait(member, members_[member].instruction, stage);
 }
 
 void Program::lap(Part part, int member) {
@@ -248,7 +264,7 @@ void Program::run_embed(const Instruction& instruction, const Batch& batch, int 
       }
     }
   });
-  team_.barrier();
+  meet(Stage::Prepare, member);
   lap(Part::Rest, member);
 }
 
@@ -261,8 +277,9 @@ int Program::first_owned(const Batch& batch, int member) const {
 }
 
 // What an instruction wrote may be read, by any member if rows have no owner.
-void Program::end_rows(const Batch& batch) {
-  if (!owned(batch)) team_.barrier();
+void Program::end_rows(const Batch& batch, Stage stage, int member) {
+  if (owned(batch)) did(stage, member);
+  else meet(stage, member);
 }
 
 int Program::widest() const { return std::max({dims_.width, dims_.query_width(), dims_.ffn_width}); }
@@ -298,6 +315,7 @@ Program::Input Program::prepare(const Instruction& instruction, const Batch& bat
     const int first = first_owned(batch, member);
     const Input in = input_of(instruction, false, first, mine);
     for (int r = first; r < first_owned(batch, member + 1); ++r) prepare_row(instruction, in, false, r, r, mine);
+    did(Stage::Prepare, member);
     lap(Part::Rest, member);
     return in;
   }
@@ -314,9 +332,10 @@ Program::Input Program::prepare_shared(const Instruction& instruction, int rows,
   const auto one = [&](int r) { prepare_row(instruction, in, own, r, chosen_rows ? chosen_rows[r] : r, mine); };
   if (own) {
     for (int r = 0; r < rows; ++r) one(r);
+    did(Stage::Prepare, member);
   } else if (!floats || norm) {
     team_.share(rows, one);
-    team_.barrier();
+    meet(Stage::Prepare, member);
   }
   lap(Part::Rest, member);
   return in;
@@ -412,7 +431,7 @@ void Program::run_linear(const Instruction& instruction, const Batch& batch, int
       kernels_.put(mine.panel(i), rows, width, bias, out + row * stride + piece.offset + column, stride);
     }
   });
-  end_rows(batch);
+  end_rows(batch, Stage::Compute, member);
   lap(Part::Linear, member);
 }
 
@@ -434,11 +453,11 @@ void Program::run_linear_add(const Instruction& instruction, const Batch& batch,
       kernels_.add(tile, rows, width, residual_.data() + row * stride + column, stride);
     }
   });
-  end_rows(batch);
+  end_rows(batch, Stage::Compute, member);
   lap(Part::Linear, member);
   if (!instruction.post_norm) return;
   add_normed(instruction, batch, member);
-  end_rows(batch);
+  end_rows(batch, Stage::Finish, member);
   lap(Part::Rest, member);
 }
 
@@ -472,13 +491,13 @@ void Program::run_gated(const Instruction& instruction, const Batch& batch, int 
       kernels_.gated(instruction.activation, mine.panel(0), mine.panel(1), rows, width, ffn_.data() + row * stride + column, stride);
     }
   });
-  end_rows(batch);
+  end_rows(batch, Stage::Compute, member);
   lap(Part::Linear, member);
 }
 
 void Program::run_logits(const Instruction& instruction, const Batch& batch, float* out, int member) {
   if (batch.logit_count == 0) return;
-  if (owned(batch)) team_.barrier();  // its rows are anybody's
+  if (owned(batch)) meet(Stage::Prepare, member);  // its rows are anybody's
   const Input in = prepare_shared(instruction, batch.logit_count, batch.logit_rows, member);
   const size_t stride = dims_.vocab;
   Member& mine = members_[member];
@@ -489,7 +508,7 @@ void Program::run_logits(const Instruction& instruction, const Batch& batch, flo
       kernels_.put(mine.panel(i), rows, width, nullptr, out + row * stride + column, stride);
     }
   });
-  team_.barrier();
+  meet(Stage::Compute, member);
   lap(Part::Head, member);
 }
 
@@ -574,7 +593,14 @@ void Program::finish_heads(const QueryTask& task, const float* states) {
     }
 }
 
-void Program::attend(const Instruction& instruction, const QueryTask& task, const Batch& batch, int member) {
+// Blocks of a task from a split on.
+KvAfter Program::blocks_from(const QueryTask& task, const KvView& kv, int split) const {
+  const int last = (task.position + task.tokens - 1) / kBlock;
+  return {&kv, std::max(kv.first_block, split * (kSplit / kBlock)), std::min(last + 1, (task.first_split + task.splits) * (kSplit / kBlock))};
+}
+
+// `next`: the task that the member will probably have after this one; null: none.
+void Program::attend(const Instruction& instruction, const QueryTask& task, const QueryTask* next_task, const Batch& batch, int member) {
   const int d = dims_.head_dim, rows = task.tokens * task.heads;
   const bool joins = plans_[instruction.group].joins;
   const size_t stride = state_floats(d);
@@ -584,10 +610,13 @@ void Program::attend(const Instruction& instruction, const QueryTask& task, cons
   Member& mine = members_[member];
   float *states = joins ? &states_[task.state * kMaxQueryRows * stride] : mine.states.data();
   float* next = mine.states.data() + kMaxQueryRows * stride;
-  kernels_.attend(tile, kv, task.first_split, states, mine.attend.data());
+  const KvView next_kv = next_task ? view(instruction, batch, next_task->slice, next_task->kv_head) : kv;
+  const KvAfter after_task = next_task ? blocks_from(*next_task, next_kv, next_task->first_split) : KvAfter{};
+  const auto after = [&](int split) { return split < task.splits ? blocks_from(task, kv, task.first_split + split) : after_task; };
+  kernels_.attend(tile, kv, task.first_split, after(1), states, mine.attend.data());
   if (joins) return;
   for (int split = 1; split < task.splits; ++split) {
-    kernels_.attend(tile, kv, task.first_split + split, next, mine.attend.data());
+    kernels_.attend(tile, kv, task.first_split + split, after(split + 1), next, mine.attend.data());
     for (int r = 0; r < rows; ++r) kernels_.merge(states + r * stride, next + r * stride, d);
   }
   finish_heads(task, states);
@@ -614,17 +643,20 @@ void Program::rotate_and_store_all(const Instruction& instruction, const Batch& 
 
 bool Program::run_attention(const Instruction& instruction, const Batch& batch, int member) {
   rotate_and_store_all(instruction, batch, member);
-  const bool go_on = pass(member);
+  const bool go_on = pass(Stage::Prepare, member);
   lap(Part::Rest, member);
   if (!go_on) return false;
   const std::vector<QueryTask>& tasks = plans_[instruction.group].tasks;
-  team_.share(static_cast<int>(tasks.size()), [&](int task) { attend(instruction, tasks[task], batch, member); });
-  team_.barrier();
+  const int count = static_cast<int>(tasks.size()), members = team_.active();
+  team_.share(count, [&](int task) {
+    attend(instruction, tasks[task], task + members < count ? &tasks[task + members] : nullptr, batch, member);
+  });
+  meet(Stage::Compute, member);
   if (plans_[instruction.group].joins) {
-    team_.share(static_cast<int>(tasks.size()), [&](int task) {
+    team_.share(count, [&](int task) {
       if (tasks[task].joined) join(tasks[task]);
     });
-    team_.barrier();
+    meet(Stage::Finish, member);
   }
   lap(Part::Attention, member);
   return true;

@@ -12,6 +12,7 @@
 #include "kernels.h"
 #include "kv_pool.h"
 #include "memory.h"
+#include "profile.h"
 #include "threads.h"
 
 namespace twostep {
@@ -96,6 +97,9 @@ class Program {
   const KvPool& pool() const { return *pool_; }
   size_t buffer_bytes() const { return buffer_bytes_; }
   const std::array<double, kParts>& seconds() const { return seconds_; }  // of the last step
+  // Begins, from zero, or ends to add up where the time of steps goes. Rows of the profile are instructions, as added.
+  void profile_steps(bool on);
+  const Profile& profile() const { return profile_; }
   const std::shared_ptr<Team>& team() const { return team_owner_; }
   const Kernels& kernels() const { return kernels_; }
 
@@ -121,6 +125,7 @@ class Program {
   struct Member {
     std::vector<float> panels, attend, states;
     std::vector<uint8_t> unpacked, records, fine_records;
+    int instruction = 0;  // that it is at
     float* panel(int i) { return panels.data() + i * (panels.size() / kMostPanels); }
   };
   struct PanelOf { const Piece* piece; int panel, next; float* out; };  // `next`: the panel to be fetched meanwhile
@@ -147,7 +152,7 @@ class Program {
   // another would fetch from it line by line. Members then meet at attention and before the head only.
   bool owned(const Batch&) const;
   int first_owned(const Batch&, int member) const;
-  void end_rows(const Batch&);
+  void end_rows(const Batch&, Stage, int member);
 
   Input prepare(const Instruction&, const Batch&, int member);
   Input prepare_shared(const Instruction&, int rows, const int32_t* chosen_rows, int member);
@@ -168,14 +173,17 @@ class Program {
   void rotate_and_store(const Instruction&, const Batch&, int row);
   void rotate_and_store_all(const Instruction&, const Batch&, int member);
   void turn_head(const Instruction&, const Norm&, float* head, int row, float factor) const;
-  void attend(const Instruction&, const QueryTask&, const Batch&, int member);
+  KvAfter blocks_from(const QueryTask&, const KvView&, int split) const;
+  void attend(const Instruction&, const QueryTask&, const QueryTask* next_task, const Batch&, int member);
   void join(const QueryTask&);
   void finish_heads(const QueryTask&, const float* states);
   KvView view(const Instruction&, const Batch&, int slice, int kv_head) const;
   float* buffer(Buffer which) const;
   int buffer_width(Buffer which) const;
   void lap(Part part, int member);
-  bool pass(int member);  // a barrier; false: the step was cancelled
+  void did(Stage stage, int member) { profile_.work(member, members_[member].instruction, stage); }
+  void meet(Stage stage, int member);  // a barrier, after that stage
+  bool pass(Stage stage, int member);  // the same; false: the step was cancelled
 
   const Dims dims_;
   const Kernels& kernels_;
@@ -203,6 +211,7 @@ class Program {
   bool stopped_ = false;
   std::array<double, kParts> seconds_{};
   std::chrono::steady_clock::time_point mark_;
+  Profile profile_;
 };
 
 }  // namespace twostep

@@ -370,9 +370,9 @@ class TestCache {
 std::vector<float> attend_all(const Kernels& k, const QueryTile& tile, const KvView& kv) {
   const size_t stride = state_floats(kv.head_dim);
   std::vector<float> states(kMaxQueryRows * stride), next(states.size()), scratch(attend_scratch_floats(kv.head_dim));
-  k.attend(tile, kv, 0, states.data(), scratch.data());
+  k.attend(tile, kv, 0, {}, states.data(), scratch.data());
   for (int split = 1; split * kSplit < tile.position + tile.tokens; ++split) {
-    k.attend(tile, kv, split, next.data(), scratch.data());
+    k.attend(tile, kv, split, {}, next.data(), scratch.data());
     for (int r = 0; r < tile.rows(); ++r) k.merge(&states[r * stride], &next[r * stride], kv.head_dim);
   }
   std::vector<float> out(size_t(tile.rows()) * kv.head_dim);
