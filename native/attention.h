@@ -1,5 +1,6 @@
 // Attention of a tile of query rows over paged KV: online softmax over tiles of 64 positions, splits of 512, both fixed
 // from position 0, so that a row's result does not depend on which rows share its tile. Included once an instruction set.
+// Scores and maxima are logarithms to base 2: a probability is 2^(score - maximum).
 //
 // A position that a row does not see, later or before its window, has probability exactly 0; 0 · value adds nothing since
 // the cache holds finite numbers.
@@ -78,10 +79,13 @@ class Ahead {
 
 // What one tile of positions works on.
 struct TileWork {
+  const QueryTile& tile;
   const KvView& kv;
   int start, blocks;  // first position; KV blocks in use
   const float *keys, *values;  // f32 copies, [blocks][head_dim][16] and [positions][padded], or null: read the cache
   Ahead& ahead;
+  // Blocks that rows up to `row` see: later ones would cost time and add nothing.
+  int seen_by(int row) const { return std::min(blocks, (tile.position + row / tile.group - start) / kBlock + 1); }
 };
 
 // What attend() keeps of its query rows, in its scratch; `shrink`: what the last tile's new maximum left of earlier terms.
@@ -134,40 +138,40 @@ TWOSTEP_INLINE inline void score_blocks(const uint8_t* const (&keys)[kVectors], 
   });
 }
 
-// A block past the last one is the last one again: its scores are never looked at.
+// Blocks from `b` on, kVectors at a time, then the rest with fewer.
 template <class From, int kCount, int kVectors>
-inline void score_rows(const TileWork& work, const Rows& rows, int row) {
+inline void score_rows(const TileWork& work, const Rows& rows, int row, int b) {
   const RowParts<kCount> queries(bytes_of(rows.queries + row * rows.size), rows.size * sizeof(float));
-  const int head_dim = work.kv.head_dim;
-  for (int b = 0; b < work.blocks; b += kVectors) {
+  const int head_dim = work.kv.head_dim, seen = work.seen_by(row + kCount - 1);
+  for (; b + kVectors <= seen; b += kVectors) {
     const uint8_t* keys[kVectors];
     for (int v = 0; v < kVectors; ++v) {
-      const int of_tile = std::min(b + v, work.blocks - 1), block = work.start / kBlock + of_tile;
-      keys[v] = work.keys ? bytes_of(work.keys + size_t(of_tile) * head_dim * kBlock) : bytes_of(work.kv.keys(block));
+      const int block = work.start / kBlock + b + v;
+      keys[v] = work.keys ? bytes_of(work.keys + size_t(b + v) * head_dim * kBlock) : bytes_of(work.kv.keys(block));
     }
     score_blocks<From, kCount, kVectors>(keys, work.ahead, head_dim, queries, rows.scores + size_t(row) * kTile + b * kBlock);
   }
+  if constexpr (kVectors > 1) score_rows<From, kCount, kVectors / 2>(work, rows, row, b);
 }
 
 template <class From>
 inline void score_tile(const TileWork& work, const Rows& rows) {
-  in_even_tiles<kQueryRows>(rows.first, rows.count, [&](int row, auto count) {
-    if (work.blocks == 1) score_rows<From, count, 1>(work, rows, row);
-    else score_rows<From, count, vectors_of<count>()>(work, rows, row);
-  });
+  in_even_tiles<kQueryRows>(rows.first, rows.count, [&](int row, auto count) { score_rows<From, count, vectors_of<count>()>(work, rows, row, 0); });
 }
 
-// Maxima of up to 16 rows' scores, those of positions that a row may not see taken out.
-inline F32 maxima(const QueryTile& tile, int start, const Rows& rows, int row, int count) {
+// Takes out the scores of positions that a row may not see.
+inline void take_out(const TileWork& work, int row, float* scores) {
+  const int position = work.tile.position + row / work.tile.group;
+  const int passed = first_seen_position(position, work.tile.window) - work.start, visible = std::max(0, position + 1 - work.start);
+  if (passed > 0) std::fill_n(scores, passed, -std::numeric_limits<float>::infinity());
+  if (visible < kTile) std::fill(scores + visible, scores + kTile, -std::numeric_limits<float>::infinity());
+}
+
+// Maxima of up to 16 rows' scores.
+inline F32 maxima(const float* scores, int count) {
   F32 of_row[kPanel];
-  for (int r = 0; r < count; ++r) {
-    float* scores = rows.scores + size_t(row + r) * kTile;
-    const int position = tile.position + (row + r) / tile.group, visible = position + 1 - start;
-    const int passed = first_seen_position(position, tile.window) - start;
-    for (int i = 0; i < passed; ++i) scores[i] = -std::numeric_limits<float>::infinity();
-    for (int i = std::max(0, visible); i < kTile; ++i) scores[i] = -std::numeric_limits<float>::infinity();
+  for (int r = 0; r < count; ++r, scores += kTile)
     of_row[r] = max(max(load(scores), load(scores + kPanel)), max(load(scores + 2 * kPanel), load(scores + 3 * kPanel)));
-  }
   if (count == kPanel) return horizontal_maxima(of_row);
   float out[kPanel] = {};
   for (int r = 0; r < count; ++r) out[r] = horizontal_max(of_row[r]);
@@ -182,17 +186,21 @@ inline void store_first(float* to, F32 x, int count) {
 }
 
 // Turns scores into probabilities relative to the new maxima, 16 rows at a time. A row's sum stays spread over 16 lanes.
-inline void soften(const QueryTile& tile, int start, const Rows& rows) {
+inline void soften(const TileWork& work, const Rows& rows) {
+  const QueryTile& tile = work.tile;
+  const bool all_seen = work.start + kTile - 1 <= tile.position && first_seen_position(tile.position + tile.tokens - 1, tile.window) <= work.start;
   for (int row = rows.first; row < rows.count; row += kPanel) {
     const int count = std::min(kPanel, rows.count - row);
-    const F32 before = load(rows.highest + row), highest = max(maxima(tile, start, rows, row, count), before);
+    float *scores = rows.scores + size_t(row) * kTile, *sums = rows.lane_sums + size_t(row) * kPanel;
+    if (!all_seen)
+      for (int r = 0; r < count; ++r) take_out(work, row + r, scores + size_t(r) * kTile);
+    const F32 before = load(rows.highest + row), highest = max(maxima(scores, count), before);
     store_first(rows.highest + row, highest, count);  // rows after them have maxima of their own
-    store(rows.shrink + row, exponential(before - highest));
-    for (int r = row; r < row + count; ++r) {
-      float *scores = rows.scores + size_t(r) * kTile, *sums = rows.lane_sums + size_t(r) * kPanel;
+    store(rows.shrink + row, power_of_two(before - highest));
+    for (int r = row; r < row + count; ++r, scores += kTile, sums += kPanel) {
       const F32 top = set1(rows.highest[r]);
       F32 p[kTile / kPanel];
-      for (int i = 0; i < kTile / kPanel; ++i) store(scores + i * kPanel, p[i] = exponential(load(scores + i * kPanel) - top));
+      for (int i = 0; i < kTile / kPanel; ++i) store(scores + i * kPanel, p[i] = power_of_two(load(scores + i * kPanel) - top));
       store(sums, fma(load(sums), set1(rows.shrink[r]), (p[0] + p[1]) + (p[2] + p[3])));
     }
   }
@@ -201,7 +209,7 @@ inline void soften(const QueryTile& tile, int start, const Rows& rows) {
 // out[row][chunk .. +16·kVectors] = what it was · shrink + probabilities[row][0..positions) · values[..][chunk ..]
 template <class From, int kCount, int kVectors>
 inline void weigh_chunks(const TileWork& work, const Rows& rows, int row, int chunk, float* states) {
-  const int size = rows.size;
+  const int size = rows.size, seen = work.seen_by(row + kCount - 1);
   float* out = states + row * (rows.size + kPanel) + kPanel + chunk * kPanel;
   RowParts<kCount> probabilities(bytes_of(rows.scores + size_t(row) * kTile), kTile * sizeof(float));
   Accumulators<kCount, kVectors> acc;
@@ -209,7 +217,7 @@ inline void weigh_chunks(const TileWork& work, const Rows& rows, int row, int ch
     const F32 shrink = set1(rows.shrink[row + r]);
     unroll<kVectors>([&](auto v) TWOSTEP_INLINE { acc[r][v] = load(out + r * (rows.size + kPanel) + v * kPanel) * shrink; });
   });
-  for (int b = 0; b < work.blocks; ++b) {
+  for (int b = 0; b < seen; ++b) {
     const uint8_t* values = work.values ? bytes_of(work.values + size_t(b) * kBlock * size + chunk * kPanel)
                                         : bytes_of(work.kv.values(work.start / kBlock + b) + chunk * kPanel);
     for (int i = 0; i < kBlock; ++i) {
@@ -242,16 +250,16 @@ inline void widen(const uint16_t* from, size_t count, float* to) {
 }
 
 // The tile's work; many rows pay for one conversion of its keys and values to floats.
-inline TileWork prepare_tile(const KvView& kv, int start, int last, bool copy, float* scratch, Ahead& ahead) {
+inline TileWork prepare_tile(const QueryTile& tile, const KvView& kv, int start, int last, bool copy, float* scratch, Ahead& ahead) {
   const int blocks = (std::min(kTile, last + 1 - start) + kBlock - 1) / kBlock;
-  if (!copy) return {kv, start, blocks, nullptr, nullptr, ahead};
+  if (!copy) return {tile, kv, start, blocks, nullptr, nullptr, ahead};
   const size_t size = padded(kv.head_dim), key_floats = size_t(kv.head_dim) * kBlock;
   float* values = scratch + kTile * size;
   for (int b = 0; b < blocks; ++b) {
     widen(kv.keys(start / kBlock + b), key_floats, scratch + b * key_floats);
     widen(kv.values(start / kBlock + b), size * kBlock, values + b * size * kBlock);
   }
-  return {kv, start, blocks, scratch, values, ahead};
+  return {tile, kv, start, blocks, scratch, values, ahead};
 }
 
 // Queries copied together, sums and outputs 0, maxima lowest.
@@ -282,10 +290,10 @@ inline void attend(const QueryTile& tile, const KvView& kv, int split, const KvA
     rows.first = std::max(0, start - tile.position) * tile.group;  // earlier tokens do not see this tile
     rows.count = rows_that_reach(tile, start);                      // nor do later ones whose window has passed it
     const bool copy = rows.count - rows.first > kQueryRows;
-    const TileWork work = prepare_tile(kv, start, last, copy, scratch, ahead);
+    const TileWork work = prepare_tile(tile, kv, start, last, copy, scratch, ahead);
     if (copy) score_tile<FromF32>(work, rows);
     else score_tile<FromF16>(work, rows);
-    soften(tile, start, rows);
+    soften(work, rows);
     if (copy) weigh_tile<FromF32>(work, rows, states);
     else weigh_tile<FromF16>(work, rows, states);
   }
@@ -302,7 +310,7 @@ inline void merge(float* into, const float* other, int head_dim) {
   if (other[1] == 0.0f) return;
   if (into[1] == 0.0f) return static_cast<void>(std::copy_n(other, size + kPanel, into));
   const float highest = std::max(into[0], other[0]);
-  const float a = exponential(into[0] - highest), b = exponential(other[0] - highest);
+  const float a = power_of_two(into[0] - highest), b = power_of_two(other[0] - highest);
   into[0] = highest;
   into[1] = into[1] * a + other[1] * b;
   for (int i = kPanel; i < size + kPanel; i += kPanel) store(into + i, fma(load(other + i), set1(b), load(into + i) * set1(a)));

@@ -26,9 +26,22 @@ inline F32 exponential(F32 x) {
   return keep_if_at_least(times_power_of_two(p, n), x, set1(kExpLowest));
 }
 
-inline float exponential(float x) {
+// 2^x for x <= 0, exactly 1 at 0; 0 below kPowerLowest and where x is no number. A minimax polynomial of degree 5 on
+// |r| <= 1/2: relative error at most 1.6e-7, rounding included. Fewer than half the instructions of e^x.
+constexpr float kPowerLowest = -125.0f;
+inline F32 power_of_two(F32 x) {
+  const F32 n = round_to_whole(x), r = x - n;
+  F32 p = fma(r, set1(0.0013269406f), set1(0.00967129413f));
+  p = fma(p, r, set1(0.0555071123f));
+  p = fma(p, r, set1(0.240222469f));
+  p = fma(p, r, set1(0.693147004f));
+  p = fma(p, r, set1(1.0f));
+  return keep_if_at_least(times_power_of_two(p, n), x, set1(kPowerLowest));
+}
+
+inline float power_of_two(float x) {
   float out[kPanel];
-  store(out, exponential(set1(x)));
+  store(out, power_of_two(set1(x)));
   return out[0];
 }
 

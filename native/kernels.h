@@ -58,13 +58,15 @@ struct KvAfter {
   const KvView* view = nullptr;
   int first = 0, end = 0;
 };
+constexpr float kLog2E = 1.44269504f;
 
 constexpr int kNoWindow = std::numeric_limits<int>::max();
 // The first position that a token sees through a window of so many positions, its own included.
 constexpr int first_seen_position(int position, int window) { return std::max(0, position - window + 1); }
 
 // Query rows of one KV head: row r of the tile is query head r % group of token r / group, which sits at `position`
-// + r / group. `q` is scaled and rotated. A state row is max, sum, out[head_dim] of an online softmax.
+// + r / group. `q` is rotated and scaled, by log2(e) too: scores are logarithms to base 2. A state row is max, sum,
+// out[head_dim] of an online softmax.
 struct QueryTile {
   const float* q;
   size_t token_stride, head_stride;  // floats
@@ -105,7 +107,7 @@ struct Kernels {
   double (*peak_f32)();
 };
 
-constexpr int kMaxQueryRows = 96;  // of a QueryTile
+constexpr int kMaxQueryRows = 192;  // of a QueryTile: they share one conversion of keys and values to floats
 inline size_t state_floats(int head_dim) { return size_t(padded(head_dim)) + kPanel; }  // max, sum, padding, out
 inline size_t attend_scratch_floats(int head_dim) {  // keys and values of a tile, queries, scores; sums; maxima and shrinking
   return size_t(padded(head_dim)) * (2 * kTile + kMaxQueryRows) + size_t(kMaxQueryRows) * (kTile + kPanel + 2) + 2 * kPanel;

@@ -1,4 +1,5 @@
-// Memory taken once at load, never given back before the end: large pages asked for, zeroed, aligned for vectors.
+// Memory for kernels, aligned for vectors, in large pages where it is large. Arena: taken once at load, zeroed, never given
+// back before the end.
 #pragma once
 #include <sys/mman.h>
 
@@ -8,6 +9,32 @@
 #include <vector>
 
 namespace twostep {
+
+constexpr size_t kLine = 64, kLargePage = size_t(2) << 20;
+
+// For vectors that kernels read and write: 64 bytes that begin within a line are two accesses, and small pages are many.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t count) {
+    const size_t bytes = count * sizeof(T), alignment = bytes < kLargePage ? kLine : kLargePage;
+    void* out = ::operator new(bytes, std::align_val_t(alignment));
+#if defined(MADV_HUGEPAGE)
+    if (alignment == kLargePage) madvise(out, bytes, MADV_HUGEPAGE);
+#endif
+    return static_cast<T*>(out);
+  }
+  void deallocate(T* at, size_t count) { ::operator delete(at, std::align_val_t(count * sizeof(T) < kLargePage ? kLine : kLargePage)); }
+  template <class U>
+  bool operator==(const LineAllocator<U>&) const { return true; }
+  template <class U>
+  bool operator!=(const LineAllocator<U>&) const { return false; }
+};
+template <class T>
+using Aligned = std::vector<T, LineAllocator<T>>;
 
 class Arena {
  public:
@@ -35,7 +62,7 @@ class Arena {
   size_t taken() const { return taken_; }
 
  private:
-  static constexpr size_t kLargePage = size_t(2) << 20, kLeast = size_t(32) << 20;
+  static constexpr size_t kLeast = size_t(32) << 20;
   struct Chunk { void* start; size_t size; };
 
   void grow(size_t bytes) {

@@ -13,6 +13,7 @@ namespace {
 constexpr int kRowBlock = 256;       // rows that share one unpacking of a panel
 constexpr int kOwnedRows = 64;        // so many rows for each member: each has its own
 constexpr int kPrivateValues = 4096; // fewer values than this: each member prepares its own rows, which saves a barrier
+constexpr int kLargeTiles = 4;        // of query rows, for each member: with fewer, members would wait longer for the last one
 constexpr int kTasksPerMember = 2;   // more would break the streams of weights, fewer wait longer for one held up
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -20,11 +21,11 @@ int ceil_div(int a, int b) { return (a + b - 1) / b; }
 [[noreturn]] void refuse(const char* fault) { throw std::invalid_argument(fault); }
 
 // Exactly so long, contents lost; what it held is given back first. Returns its bytes.
-template <class T>
-size_t renew(std::vector<T>& buffer, size_t size) {
-  std::vector<T>().swap(buffer);
+template <class Vector>
+size_t renew(Vector& buffer, size_t size) {
+  Vector().swap(buffer);
   buffer.resize(size);
-  return size * sizeof(T);
+  return size * sizeof(typename Vector::value_type);
 }
 
 }  // namespace
@@ -533,7 +534,9 @@ void Program::place_rows(const Batch& batch) {
 // neither changes the arithmetic of a row.
 void Program::plan_attention(const Batch& batch, int group) {
   int tiles = 0, splits = 1;
-  const int tile_tokens = std::max(1, kMaxQueryRows / dims_.group()), window = pool_->groups()[group].window;
+  const int window = pool_->groups()[group].window;
+  const bool large = int64_t(batch.rows) * dims_.heads >= int64_t(kLargeTiles) * team_.size() * kMaxQueryRows;
+  const int tile_tokens = std::max(1, kMaxQueryRows / (large ? 1 : 2) / dims_.group());
   for (int s = 0; s < batch.slices; ++s) {
     tiles += ceil_div(batch.counts[s], tile_tokens);
     splits = std::max(splits, ceil_div(batch.starts[s] + batch.counts[s], kSplit) - first_seen_position(batch.starts[s], window) / kSplit);
@@ -541,6 +544,7 @@ void Program::plan_attention(const Batch& batch, int group) {
   AttentionPlan& plan = plans_[group];
   const bool few = tiles * dims_.kv_heads < 2 * team_.size();
   plan.joins = few && splits > 1;
+  plan.tile_tokens = tile_tokens;
   plan.tasks.clear();
   for (int s = 0, row = 0; s < batch.slices; row += batch.counts[s], ++s) add_query_tasks(batch, group, s, row, few && !plan.joins);
   std::reverse(plan.tasks.begin(), plan.tasks.end());  // the longest first
@@ -549,9 +553,8 @@ void Program::plan_attention(const Batch& batch, int group) {
 }
 
 void Program::add_query_tasks(const Batch& batch, int group_number, int slice, int first_row, bool by_head) {
-  const int group = dims_.group(), tile_tokens = std::max(1, kMaxQueryRows / group);
-  const int heads = by_head || group > kMaxQueryRows ? 1 : group;
   AttentionPlan& plan = plans_[group_number];
+  const int group = dims_.group(), tile_tokens = plan.tile_tokens, heads = by_head || group > kMaxQueryRows ? 1 : group;
   for (int token = 0; token < batch.counts[slice]; token += tile_tokens) {
     const int tokens = std::min(tile_tokens, batch.counts[slice] - token), position = batch.starts[slice] + token;
     const int first = first_seen_position(position, pool_->groups()[group_number].window) / kSplit;
@@ -576,7 +579,7 @@ void Program::rotate_and_store(const Instruction& instruction, const Batch& batc
   const int d = dims_.head_dim, position = row_position_[row], block = position / kBlock;
   float* q = &qkv_[size_t(row) * dims_.qkv_width()];
   float *k = q + dims_.query_width(), *v = k + dims_.kv_heads * d;
-  for (int h = 0; h < dims_.heads; ++h) turn_head(instruction, instruction.q_norm, q + h * d, row, instruction.scale);
+  for (int h = 0; h < dims_.heads; ++h) turn_head(instruction, instruction.q_norm, q + h * d, row, instruction.scale * kLog2E);
   for (int h = 0; h < dims_.kv_heads; ++h) {
     turn_head(instruction, instruction.k_norm, k + h * d, row, 1.0f);
     const KvView kv = view(instruction, batch, row_slice_[row], h);

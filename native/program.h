@@ -119,12 +119,13 @@ class Program {
   // The tasks of one group of layers. `joins`: each does one split, and keeps a state until all are merged.
   struct AttentionPlan {
     std::vector<QueryTask> tasks;
+    int tile_tokens = 1;
     bool joins = false;
   };
   // Everything one thread writes during a step that no other reads.
   struct Member {
-    std::vector<float> panels, attend, states;
-    std::vector<uint8_t> unpacked, records, fine_records;
+    Aligned<float> panels, attend, states;
+    Aligned<uint8_t> unpacked, records, fine_records;
     int instruction = 0;  // that it is at
     float* panel(int i) { return panels.data() + i * (panels.size() / kMostPanels); }
   };
@@ -201,12 +202,12 @@ class Program {
   // --- of a step; sized by grow(), before a step that needs more ---
   int capacity_ = 0;
   size_t buffer_bytes_ = 0;
-  std::vector<float> residual_, qkv_, heads_, ffn_, normed_, angles_;
-  std::vector<uint8_t> records_, fine_records_;
+  Aligned<float> residual_, qkv_, heads_, ffn_, normed_, angles_;
+  Aligned<uint8_t> records_, fine_records_;
   std::vector<int> row_slice_, row_position_;
   std::vector<Member> members_;
   std::vector<AttentionPlan> plans_;  // by group
-  std::vector<float> states_;         // partial softmax states of split tasks
+  Aligned<float> states_;             // partial softmax states of split tasks
   std::atomic<bool> cancel_{false};
   bool stopped_ = false;
   std::array<double, kParts> seconds_{};

@@ -389,7 +389,7 @@ void compare_attention(const TestCache& cache, const QueryTile& tile, int dim, c
       for (int i = 0; i < dim; ++i) p[t] += tile.row(r)[i] * cache.key(t, i);
       highest = std::max(highest, p[t]);
     }
-    for (double& x : p) sum += x = std::exp(x - highest);
+    for (double& x : p) sum += x = std::exp2(x - highest);
     for (int i = 0; i < dim; ++i) {
       for (int t = 0; t < positions; ++t) out[i] += p[t] * cache.value(t, i);
       error.see(std::fabs(found[size_t(r) * dim + i] - out[i] / sum));
