@@ -43,19 +43,24 @@ class Work(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """The work of one step by the terms of `core.cost.Terms`; `projections` and `feed_forward` make up its `linear`."""
+    """The work of one step, finer than `core.cost.Terms`: `linear` there is projections, feed-forward and, on machines
+    that run it as kernels of its own, elementwise work."""
 
     projections: Work
     """Linear layers of attention: queries, keys, values, output."""
     feed_forward: Work
+    elementwise: Work
+    """Norms, residuals, rotation and activation, if each reads and writes memory; none on a CPU whose caches hold them.
+    Their few operations are left out."""
     prefill_attention: Work
     decode_attention: Work
     logits: Work
     fixed: Work
-    """Embedding rows and norms."""
+    """Embedding rows, and the weights of the norms."""
 
     @property
     def linear(self) -> Work:
+        """All linear layers but the output head."""
         return total((self.projections, self.feed_forward))
 
     @property
@@ -79,6 +84,7 @@ def step_work(model: ModelSpec, shape: StepShape) -> StepWork:
     return StepWork(
         _linear(model, model.attention_matrices, shape.tokens),
         _linear(model, model.feed_forward_matrices, shape.tokens),
+        _elementwise(model, shape.tokens),
         _prefill_attention(model, shape),
         _decode_attention(model, shape),
         _logits(model, shape.logit_rows),
@@ -105,6 +111,21 @@ def attention_operations(head_dim: int, pairs: float) -> float:
 def _linear(model: ModelSpec, matrices: Iterable[Matrix], tokens: int) -> Work:
     layer = total(matrix_work(matrix, model.weight_type, tokens) for matrix in matrices)
     return Work(*(model.shape.layers * amount for amount in layer))
+
+
+def _elementwise(model: ModelSpec, tokens: int) -> Work:
+    """Each of two norms reads and writes the row and the residual; rotation reads and writes queries and keys;
+    activation reads what the up matrices gave and writes what the down matrices take."""
+    shape = model.shape
+    rotated = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+    activated = sum(
+        matrix.used * (matrix.outputs if matrix.name.endswith("up") else matrix.inputs)
+        for matrix in model.feed_forward_matrices
+        if matrix.name != "router"
+    )
+    return Work(
+        activation_bytes=float(shape.layers * tokens * (8 * shape.width + rotated + activated) * ACTIVATION_BYTES)
+    )
 
 
 def _prefill_attention(model: ModelSpec, shape: StepShape) -> Work:
