@@ -44,7 +44,7 @@ class Network:
         return tuple(dict.fromkeys(op.base for op in self.ops if isinstance(op, Rope)))
 
     def model_spec(self, name: str) -> ModelSpec:
-        """What cost arithmetic needs. Weight types are the mean of what the file stores, for the layers and for the head.
+        """What cost arithmetic needs. The weight types, of layers and of head, are means of what is stored.
 
         Raises `ValueError` as `kv_layout` does.
         """

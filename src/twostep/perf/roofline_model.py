@@ -32,6 +32,8 @@ class Efficiency(NamedTuple):
     """Of the memory bandwidth, streaming weights."""
     prefill_attention: float = 1.0
     """Of the fp16 peak."""
+    prefill_kv: float = 1.0
+    """Of the memory bandwidth, in prefill attention; at most `decode_attention`."""
     decode_attention: float = 1.0
     """Of the memory bandwidth, reading KV."""
     kernel_s: float = 0.0
@@ -59,23 +61,24 @@ def _fitted() -> dict[tuple[str, str], Efficiency]:
     found = dict[tuple[str, str], Efficiency]()
     for row in csv.DictReader(text.splitlines()):
         numbers = [float(row[field]) for field in Efficiency._fields[:-1]]
-        found[row["hardware"], row["arithmetic"]] = Efficiency(*numbers, origin="measured")
+        found[row["hardware"], row["arithmetic"]] = Efficiency._make([*numbers, "measured"])
     return found
 
 
 def efficiency_of(hardware: Hardware, arithmetic: str) -> Efficiency:
-    """Measured shares of this device where its kernels were measured, else the median of the measured devices, whose
-    origin is `datasheet` then. A machine whose own roofs were measured needs none."""
+    """Measured shares of this device where its kernels were measured, else typical ones. A machine whose own roofs were
+    measured needs none."""
     if hardware.measured:
         return Efficiency(origin="measured")
-    fitted = _fitted()
-    if (hardware.id, arithmetic) in fitted:
-        return fitted[hardware.id, arithmetic]
-    alike = [one for (_, kind), one in fitted.items() if kind == arithmetic]
-    alike = alike or [one for (_, kind), one in fitted.items() if kind == "fp16"]
-    return Efficiency(
-        *(median(column) for column in zip(*(one[:-1] for one in alike), strict=True)), origin="datasheet"
-    )
+    return _fitted().get((hardware.id, arithmetic)) or typical_efficiency(arithmetic)
+
+
+def typical_efficiency(arithmetic: str, without: str | None = None) -> Efficiency:
+    """The median of the devices whose kernels were measured, except the one with the id `without`: for datasheets."""
+    fitted = [(kind, one) for (device, kind), one in _fitted().items() if device != without]
+    alike = [one for kind, one in fitted if kind == arithmetic] or [one for kind, one in fitted if kind == "fp16"]
+    shares = [median(column) for column in zip(*(one[:-1] for one in alike), strict=True)]
+    return Efficiency._make([*shares, "datasheet"])
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,14 @@ class KindTime:
             "link": self.link_s,
         }
         return max(times, key=lambda kind: times[kind])
+
+
+def kernel_seconds(
+    work: Work, peak: float, bandwidth: float, share: tuple[float, float] = (1.0, 1.0), constant_s: float = 0.0
+) -> float:
+    """The rule for every kind of work: the slower of arithmetic and memory traffic, and a constant. `share`: of the
+    peak (operations/s) and of the bandwidth (bytes/s) that kernels of the kind reach."""
+    return max(work.operations / (share[0] * peak), work.bytes / (share[1] * bandwidth)) + constant_s
 
 
 class RooflineModel:
@@ -160,7 +171,8 @@ class RooflineModel:
     def times(self, shape: StepShape) -> tuple[KindTime, ...]:
         """The time of each kind of work in a step of this shape, on each of the devices."""
         work, layers, share = step_work(self.model, shape), self.model.shape.layers, self.efficiency
-        weights, attention = (share.linear, share.bandwidth), (share.prefill_attention, share.decode_attention)
+        weights, decode = (share.linear, share.bandwidth), (share.prefill_attention, share.decode_attention)
+        prefill = (share.prefill_attention, share.prefill_kv)
         kernel, attending = layers * share.kernel_s, layers * share.attention_kernel_s
         inner = 1 if self.model.experts is None else 2
         fp16 = self.attention_arithmetic
@@ -168,8 +180,8 @@ class RooflineModel:
             self._kind("projections", work.projections, self.arithmetic, weights, 2 * kernel),
             self._kind("feed-forward", work.feed_forward, self.arithmetic, weights, 2 * inner * kernel),
             self._kind("elementwise", work.elementwise, fp16, weights, ELEMENTWISE_KERNELS * kernel),
-            self._kind("prefill attention", work.prefill_attention, fp16, attention, attending),
-            self._kind("decode attention", work.decode_attention, fp16, attention, attending),
+            self._kind("prefill attention", work.prefill_attention, fp16, prefill, attending),
+            self._kind("decode attention", work.decode_attention, fp16, decode, attending),
             self._kind("logits", work.logits, self._head_arithmetic, weights, share.kernel_s),
             self._kind("fixed", work.fixed, fp16, weights, share.step_s),
             self._all_reduce(shape.tokens),
@@ -233,8 +245,8 @@ def arithmetic_for(model: ModelSpec, hardware: Hardware) -> str:
         if kind in hardware.peaks:
             return kind
     raise InvalidParameterError(
-        f"{hardware.id} ({hardware.name}) has no {' or '.join(kind.upper() for kind in wanted)} arithmetic in the table, "
-        f"which {model.weight_type.name} weights need; it has {', '.join(kind.upper() for kind in hardware.peaks)}. "
+        f"{hardware.id} ({hardware.name}) has no {' or '.join(map(str.upper, wanted))} arithmetic in the table, which "
+        f"{model.weight_type.name} weights need; it has {', '.join(map(str.upper, hardware.peaks))}. "
         "Choose other --weights, or --compute to widen them", "weights",
     )  # fmt: skip
 
