@@ -326,7 +326,7 @@ def _layer_pair(row: dict[str, str], hardware: Hardware, share: Efficiency) -> t
     return expected, sum(float(row[field]) for field in VIDUR_LINEAR) / 1e3
 
 
-# --- whole steps: vLLM -------------------------------------------------------------------------------------------------
+# --- whole steps: vLLM ------------------------------------------------------------------------------------------------
 
 RUNS = {"RTX4090__Llama-3.1-8B": ("rtx4090", "llama-3.1-8b"),
         "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507": ("rtxpro6000", "qwen3-30b-a3b")}  # fmt: skip
@@ -343,16 +343,28 @@ class Tick:
 
 def decode_ticks(run: Path) -> list[Tick]:
     """Seconds without prompt tokens in which at most two sequences ended; a step gives each running one a token."""
-    kv_tokens = json.loads((run / "meta.json").read_text())["kv_cache"]["num_kv_tokens"]
     rows = [{key: float(value) for key, value in row.items()} for row in read(run / "timeseries.csv")]
+    requests = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
+    began = min(request["queued_ts"] for request in requests)
     found = []
     for before, row in pairwise(rows):
         calm = not row["prompt_throughput"] and not before["prompt_throughput"]
         if calm and row["running"] > 0 and abs(row["running"] - before["running"]) <= 2 and row["gen_throughput"]:
             running = (row["running"] + before["running"]) / 2
-            kept = (row["kv_cache_pct"] + before["kv_cache_pct"]) / 200 * kv_tokens
-            found.append(Tick(running / row["gen_throughput"], round(running), max(1, round(kept / running))))
+            context = _mean_context(requests, began + row["t"] - 0.5)
+            if context is not None:
+                found.append(Tick(running / row["gen_throughput"], round(running), round(context)))
     return found
+
+
+def _mean_context(requests: Iterable[dict[str, float]], at: float) -> float | None:
+    """Of the requests that decode then, as if each one's tokens came evenly."""
+    contexts = []
+    for request in requests:
+        first, last = request["first_token_ts"], request["last_token_ts"]
+        if first <= at < last:
+            contexts.append(request["input_toks"] + request["output_toks"] * (at - first) / (last - first))
+    return sum(contexts) / len(contexts) if contexts else None
 
 
 def step_errors(data: Path) -> Iterator[Errors]:
