@@ -192,7 +192,8 @@ def _phase_lines(answer: "Roofline", phase: "Phase") -> Iterator[str]:
     batch = answer.question.batch
     each = f"{phase.tokens} tokens" if phase.tokens > 1 else "1 token"
     of = f" of {batch} sequences" if batch > 1 else ""
-    yield f"{phase.name}: one step of {each}{of}, context {phase.context}"
+    share = f"; operations and bytes of one of {answer.question.devices} devices" if answer.question.devices > 1 else ""
+    yield f"{phase.name}: one step of {each}{of}, context {phase.context}{share}"
     rows = [_row(row, phase) for row in phase.rows]
     whole = ("step", _si(phase.operations) + "op", _si(phase.bytes) + "B", f"{phase.intensity:.3g} op/B",
              phase.largest.expected.bound, _time(phase.ideal_s), _time(phase.expected_s), "100 %")  # fmt: skip
@@ -263,9 +264,11 @@ def _verdict(answer: "Roofline") -> Iterator[str]:
 
 def _batching(answer: "Roofline") -> str:
     crossing, fit = answer.crossing_batch, answer.sequences
+    if not fit:
+        return "nothing fits"
     words = f"linear layers of decode turn from bandwidth to arithmetic at a batch of {crossing}"
     if fit < crossing:
-        return f"{words}; memory holds {fit} requests, so that weights stay the limit at every batch"
+        return f"{words}; memory holds only {fit} such requests: bandwidth stays the limit"
     return f"{words}, and memory holds {fit} requests"
 
 
@@ -337,8 +340,10 @@ def plotted(answers: "Sequence[Roofline]") -> str:
     where = f" on {first.hardware.name}" if len(answers) == 1 else ""
     tokens = f"{asked.prompt} tokens in, {asked.output} out, batch {asked.batch}"
     title = f"{first.model.name}, {first.model.weight_type.name}{where}: {tokens}"
-    dots = [dot for answer in answers for dot in _dots(answer, whole=len(answers) > 1)]
-    return roofline_svg(title, [_roof(answer) for answer in answers], dots, ("prefill", "decode"))
+    if len(answers) == 1:
+        return roofline_svg(title, [_roof(first)], [*_kind_dots(first)], ("prefill", "decode"))
+    dots = [dot for colour, answer in enumerate(answers) for dot in _phase_dots(answer, colour)]
+    return roofline_svg(title, [_roof(answer) for answer in answers], dots, ())
 
 
 def _roof(answer: "Roofline") -> "Roof":
@@ -349,20 +354,28 @@ def _roof(answer: "Roofline") -> "Roof":
     return Roof(device.id, peak, device.bandwidth, peak * share.linear, device.bandwidth * share.bandwidth)
 
 
-def _dots(answer: "Roofline", *, whole: bool) -> "Iterator[Dot]":
+LEAST_SHARE = 0.015
+"""Of a step's time: kinds of work below it are not drawn."""
+
+
+def _kind_dots(answer: "Roofline") -> "Iterator[Dot]":
     from twostep.bench.report.roofline_plot import Dot
 
     for colour, phase in enumerate((answer.prefill, answer.decode)):
-        if whole:
-            tip = f"{phase.name} on {answer.hardware.id}: {_time(phase.expected_s)}"
-            yield Dot(answer.hardware.id, phase.intensity, phase.operations / phase.expected_s, 0.1, colour, tip)
-            continue
         for row in phase.rows:
-            if work := row.ideal.work.operations:
-                share = row.expected.seconds / phase.expected_s
-                tip = f"{phase.name}, {row.ideal.name}: {_time(row.expected.seconds)}, {share:.0%} of the step"
-                rate = work / row.expected.seconds
-                yield Dot(row.ideal.name, row.ideal.work.intensity, rate, share, colour, tip)
+            work, share = row.ideal.work, row.expected.seconds / phase.expected_s
+            if work.operations and share >= LEAST_SHARE:
+                tip = f"{phase.name}, {row.ideal.name}: {_time(row.expected.seconds)}, {_percent(share)} of the step"
+                rate = work.operations / row.expected.seconds
+                yield Dot(row.ideal.name, work.intensity, rate, share, colour, tip)
+
+
+def _phase_dots(answer: "Roofline", colour: int) -> "Iterator[Dot]":
+    from twostep.bench.report.roofline_plot import Dot
+
+    for phase in (answer.prefill, answer.decode):
+        tip = f"{phase.name} on {answer.hardware.id}: {_time(phase.expected_s)}"
+        yield Dot(phase.name, phase.intensity, phase.operations / phase.expected_s, 0.1, colour, tip)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -5,7 +5,19 @@ from dataclasses import dataclass
 from html import escape
 from math import atan2, ceil, degrees, floor, log10
 
-from twostep.bench.report.plot import LINE, LogAxis, Plane, circle, line, polyline, rect, spread, text, tick_words
+from twostep.bench.report.plot import (
+    LETTER,
+    LINE,
+    LogAxis,
+    Plane,
+    circle,
+    line,
+    polyline,
+    rect,
+    spread,
+    text,
+    tick_words,
+)
 
 WIDTH, HEIGHT = 760.0, 470.0
 NEAR = 26.0
@@ -44,7 +56,12 @@ class Dot:
 
 
 def roofline_svg(title: str, roofs: Sequence[Roof], dots: Sequence[Dot], legend: Sequence[str]) -> str:
-    """`legend`: one text for each colour. Axes are logarithmic; the same arguments give the same text."""
+    """Axes are logarithmic; the same arguments give the same text.
+
+    On one roof, dots are kinds of work and `legend` has one text for each colour. With several roofs, dot i belongs to
+    the roof of its colour and its label is the phase.
+    """
+    several = len(roofs) > 1
     plane = _plane(roofs, dots)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" font-size="12" '
@@ -54,11 +71,11 @@ def roofline_svg(title: str, roofs: Sequence[Roof], dots: Sequence[Dot], legend:
         text(plane.left, 20, title, "start", 'class="title"'),
         *_grid(plane),
     ]
-    for roof in roofs:
-        parts += _roof(plane, roof, several=len(roofs) > 1)
-    parts += [_drop(plane, roofs, dot) for dot in dots if len(roofs) == 1]
+    parts += _several_roofs(plane, roofs) if several else _one_roof(plane, roofs[0])
+    parts += [_drop(plane, roofs[dot.colour if several else 0], dot) for dot in dots]
     parts += [_dot(plane, dot) for dot in sorted(dots, key=lambda one: -one.share)]
-    parts += [*_labels(plane, dots), *_legend(plane, legend), "</svg>"]
+    parts += _columns(plane, dots) if several else _labels(plane, dots)
+    parts += [*_legend(plane, () if several else legend), "</svg>"]
     return "\n".join(parts) + "\n"
 
 
@@ -68,11 +85,12 @@ def roofline_svg(title: str, roofs: Sequence[Roof], dots: Sequence[Dot], legend:
 def _plane(roofs: Sequence[Roof], dots: Sequence[Dot]) -> Plane:
     intensities = [dot.intensity for dot in dots] + [roof.ridge for roof in roofs]
     low = 10.0 ** floor(log10(max(LEAST_INTENSITY, min(intensities) / 2)))
-    top = 10.0 ** ceil(log10(min(MOST_INTENSITY, max(intensities) * 2)))
+    top = 10.0 ** ceil(log10(min(MOST_INTENSITY, max(intensities) * 4)))
     rates = [dot.rate for dot in dots] + [roof.peak for roof in roofs]
     x = LogAxis("arithmetic intensity, operations per byte", low, top)
     y = LogAxis("performance, 10¹² operations/s", 10.0 ** floor(log10(min(rates) / 1e12)), _round_up(max(rates) / 1e12))
-    return Plane(x, y, right=24, width=WIDTH, height=HEIGHT, left=64, top=58, bottom=48)
+    right = 40 + LETTER * max(len(roof.name) for roof in roofs) if len(roofs) > 1 else 24
+    return Plane(x, y, right=right, width=WIDTH, height=HEIGHT, left=64, top=58, bottom=48)
 
 
 def _round_up(value: float) -> float:
@@ -97,16 +115,28 @@ def _grid(plane: Plane) -> Iterator[str]:
 # --- roofs ------------------------------------------------------------------------------------------------------------
 
 
-def _roof(plane: Plane, roof: Roof, *, several: bool) -> Iterator[str]:
-    yield polyline(_points(plane, roof.peak, roof.bandwidth), 'class="roof"')
-    flat = plane.down(roof.peak / 1e12) - 6
+def _several_roofs(plane: Plane, roofs: Sequence[Roof]) -> Iterator[str]:
+    """Each in a colour of its own, named in the right margin with its peak."""
     end = plane.width - plane.right
-    peak = f"{tick_words(float(f'{roof.peak / 1e12:.4g}'))} · 10¹² op/s"
-    yield text(end - 4, flat, f"{roof.name}: {peak}" if several else peak, "end", 'class="name"')
-    if several:
-        return
+    for colour, roof in enumerate(roofs):
+        style = f'class="roof" style="stroke: {_shade(colour)}"'
+        yield polyline(_points(plane, roof.peak, roof.bandwidth), style)
+    order = sorted(range(len(roofs)), key=lambda i: -roofs[i].peak)
+    wanted = [plane.down(roofs[i].peak / 1e12) + 4 for i in order]
+    for place, i in zip(spread(wanted, LINE, plane.height - plane.bottom), order, strict=True):
+        yield text(end + 8, place, f"{roofs[i].name} {_peak(roofs[i])}", "start", f'class="label" fill="{_shade(i)}"')
+
+
+def _peak(roof: Roof) -> str:
+    return f"{tick_words(float(f'{roof.peak / 1e12:.3g}'))}"
+
+
+def _one_roof(plane: Plane, roof: Roof) -> Iterator[str]:
+    yield polyline(_points(plane, roof.peak, roof.bandwidth), 'class="roof"')
+    end, bottom = plane.width - plane.right, plane.height - plane.bottom
+    yield text(end - 4, plane.down(roof.peak / 1e12) - 6, f"{_peak(roof)} · 10¹² op/s", "end", 'class="name"')
     yield polyline(_points(plane, roof.real_peak, roof.real_bandwidth), 'class="real"')
-    ridge, bottom = plane.across(roof.ridge), plane.height - plane.bottom
+    ridge = plane.across(roof.ridge)
     yield line(ridge, plane.down(roof.peak / 1e12), ridge, bottom, 'class="ridge"')
     yield text(ridge + 5, bottom - 8, f"ridge point {roof.ridge:.0f} op/B", "start", 'class="name"')
     yield _slope_label(plane, roof)
@@ -136,21 +166,32 @@ def _points(plane: Plane, peak: float, bandwidth: float) -> list[tuple[float, fl
 
 def _dot(plane: Plane, dot: Dot) -> str:
     radius = 3.5 + 7.5 * dot.share**0.5
-    style = f'fill="{COLOURS[dot.colour]}" class="dot"'
+    style = f'fill="{_shade(dot.colour)}" class="dot"'
     return circle(plane.across(dot.intensity), plane.down(dot.rate / 1e12), radius, style, dot.tip or dot.label)
 
 
-def _drop(plane: Plane, roofs: Sequence[Roof], dot: Dot) -> str:
+def _drop(plane: Plane, roof: Roof, dot: Dot) -> str:
     """From the roof down to the dot: what real kernels leave."""
-    roof = roofs[0]
     above = min(roof.peak, dot.intensity * roof.bandwidth)
     across = plane.across(dot.intensity)
-    style = f'stroke="{COLOURS[dot.colour]}" class="drop"'
+    style = f'stroke="{_shade(dot.colour)}" class="drop"'
     return line(across, plane.down(above / 1e12), across, plane.down(dot.rate / 1e12), style)
 
 
+def _shade(colour: int) -> str:
+    return COLOURS[colour % len(COLOURS)]
+
+
+def _columns(plane: Plane, dots: Sequence[Dot]) -> Iterator[str]:
+    """The name of each phase above its topmost dot."""
+    for name in dict.fromkeys(dot.label for dot in dots):
+        top = max((dot for dot in dots if dot.label == name), key=lambda dot: dot.rate)
+        across, down = plane.across(top.intensity), plane.down(top.rate / 1e12)
+        yield text(across - 10, down - 8, name, "end", 'class="label" fill="#1b2330"')
+
+
 def _labels(plane: Plane, dots: Sequence[Dot]) -> Iterator[str]:
-    """One for each cluster, right of its dots and below the roof; those at the same place are moved apart."""
+    """One for each cluster, right of its dots, or below them where the drawing ends; apart from each other."""
     clusters = sorted(_clusters(plane, dots), key=lambda members: _middle(plane, members)[1])
     wanted = [_middle(plane, members)[1] + 5 for members in clusters]
     places = spread(wanted, LINE, plane.height - plane.bottom - 4)
@@ -158,9 +199,8 @@ def _labels(plane: Plane, dots: Sequence[Dot]) -> Iterator[str]:
         across = max(plane.across(dot.intensity) + 5 + 7.5 * dot.share**0.5 for dot in members)
         words = ", ".join(dict.fromkeys(dot.label for dot in members))
         beyond = across + 6.6 * len(words) > plane.width - plane.right
-        left = min(plane.across(dot.intensity) - 5 - 7.5 * dot.share**0.5 for dot in members)
-        style = f'class="label" fill="{COLOURS[members[0].colour]}"'
-        yield text(left if beyond else across, place, words, "end" if beyond else "start", style)
+        style = f'class="label" fill="{_shade(members[0].colour)}"'
+        yield text(across, place + 18 if beyond else place, words, "end" if beyond else "start", style)
 
 
 def _clusters(plane: Plane, dots: Iterable[Dot]) -> list[list[Dot]]:
@@ -185,7 +225,7 @@ def _middle(plane: Plane, members: Sequence[Dot]) -> tuple[float, float]:
 def _legend(plane: Plane, legend: Sequence[str]) -> Iterator[str]:
     across = plane.left + 190
     for colour, words in enumerate(legend):
-        yield circle(across, plane.top - 16, 5, f'fill="{COLOURS[colour]}"')
+        yield circle(across, plane.top - 16, 5, f'fill="{_shade(colour)}"')
         yield text(across + 10, plane.top - 12, words, "start", 'class="name"')
         across += 28 + 6.6 * len(words)
 
