@@ -151,8 +151,14 @@ class RooflineModel:
         )
 
     def estimate(self, shape: StepShape) -> Cost:
-        """The cost of a step of this shape."""
-        times = {kind.name: kind.seconds * 1e9 for kind in self.times(shape)}
+        """The cost of a step of this shape.
+
+        Expected are overlapped arithmetic and traffic. In the bound, those of attention do not overlap: then it cannot
+        fall when a slice grows from a decode, which costs traffic, to a chunk, whose traffic other arithmetic may hide.
+        """
+        kinds = self.times(shape)
+        times = {kind.name: kind.seconds * 1e9 for kind in kinds}
+        hidden_s = sum(min(kind.arithmetic_s, kind.bandwidth_s) for kind in kinds if kind.name.endswith("attention"))
         linear = sum(times[name] for name in ("projections", "feed-forward", "elementwise", "all-reduce"))
         terms = Terms(
             fixed=times["fixed"],
@@ -162,7 +168,7 @@ class RooflineModel:
             logits=times["logits"],
         )
         expected = sum(terms)
-        return Cost(int(expected), int(expected * (1 + self.efficiency.margin)), terms)
+        return Cost(int(expected), int((expected + 1e9 * hidden_s) * (1 + self.efficiency.margin)), terms)
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
         """Does nothing: the constants are those of a table."""
@@ -172,6 +178,7 @@ class RooflineModel:
         work, layers, share = step_work(self.model, shape), self.model.shape.layers, self.efficiency
         weights, decode = (share.linear, share.bandwidth), (share.prefill_attention, share.decode_attention)
         prefill = (share.prefill_attention, share.prefill_kv)
+        # One kernel computes the attention of all slices.
         kernel, attending = layers * share.kernel_s, layers * share.attention_kernel_s
         inner = 1 if self.model.experts is None else 2
         fp16 = self.attention_arithmetic
@@ -182,8 +189,8 @@ class RooflineModel:
             self._kind("projections", work.projections, self.arithmetic, weights, 2 * kernel),
             self._kind("feed-forward", work.feed_forward, self.arithmetic, weights, 2 * inner * kernel),
             KindTime("elementwise", elementwise, fp16, self._peak, 0.0, moved_s, rest_s if shape.tokens else 0.0),
-            self._kind("prefill attention", work.prefill_attention, fp16, prefill, attending),
-            self._kind("decode attention", work.decode_attention, fp16, decode, attending),
+            self._kind("prefill attention", work.prefill_attention, fp16, prefill, attending if shape.prefills else 0),
+            self._kind("decode attention", work.decode_attention, fp16, decode, 0 if shape.prefills else attending),
             self._kind("logits", work.logits, self._head_arithmetic, weights, share.kernel_s),
             self._kind("fixed", work.fixed, fp16, weights, share.step_s),
             self._all_reduce(shape.tokens),
