@@ -1,6 +1,7 @@
 """The drawing of a roofline: roofs bend at the ridge point, dots lie where they should, labels keep apart."""
 
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -50,7 +51,7 @@ def test_close_dots_share_a_label_and_labels_keep_apart() -> None:
     labels = [text for text in elements(drawn(), "text") if text.get("class") == "label"]
     assert "feed-forward, projections" in [label.text for label in labels]
     heights = sorted(float(label.get("y") or 0) for label in labels)
-    assert all(b - a >= 13.9 for a, b in zip(heights, heights[1:], strict=False))
+    assert all(b - a >= 13.9 for a, b in pairwise(heights))
 
 
 def test_several_roofs_have_colours_and_names_that_keep_apart() -> None:
@@ -61,7 +62,7 @@ def test_several_roofs_have_colours_and_names_that_keep_apart() -> None:
     names = [text for text in elements(svg, "text") if re.match(r"device-\d \d", text.text or "")]
     heights = sorted(float(name.get("y") or 0) for name in names)
     assert len(heights) == 4
-    assert all(b - a >= 13.9 for a, b in zip(heights, heights[1:], strict=False))
+    assert all(b - a >= 13.9 for a, b in pairwise(heights))
 
 
 def test_text_is_escaped_and_the_same_arguments_give_the_same_file() -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from twostep.perf.hardware import Hardware
     from twostep.perf.roofline import Phase, Roofline, Row
     from twostep.spec.model_spec import ModelSpec
+    from twostep.spec.number_types import NumberType
 
 MOST_TOKENS, MOST_BATCH = 10_000_000, 65_536
 
@@ -100,15 +101,20 @@ def _run(options: argparse.Namespace) -> None:
 
 def _model(options: argparse.Namespace) -> "ModelSpec":
     """The model with the types that were asked for. Raises `TwostepError`."""
-    from twostep.spec.number_types import KV_TYPES, number_type
+    from twostep.spec.number_types import KV_TYPES, NUMBER_TYPES
 
-    model = _stored_model(options.model)
+    weights = _type("--weights", options.weights, tuple(NUMBER_TYPES))
+    kv = _type("--kv", options.kv, KV_TYPES)
+    return _stored_model(options.model).with_types(weights, kv)
+
+
+def _type(flag: str, name: str | None, known: tuple[str, ...]) -> "NumberType | None":
+    from twostep.spec.number_types import number_type
+
     try:
-        weights = options.weights and number_type(options.weights)
-        kv = options.kv and number_type(options.kv, KV_TYPES)
+        return None if name is None else number_type(name, known)
     except ValueError as error:
-        raise InvalidParameterError(f"{'--weights' if options.weights else '--kv'}: {error}") from None
-    return model.with_types(weights, kv)
+        raise InvalidParameterError(f"{flag}: {error}") from None
 
 
 def _stored_model(name: str) -> "ModelSpec":
