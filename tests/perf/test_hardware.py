@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from twostep.errors import InvalidParameterError
-from twostep.perf.hardware import ALIASES, CONFIDENCE, hardware_named, read_hardware, shipped_hardware
+from twostep.perf.hardware import (
+    ALIASES,
+    CONFIDENCE,
+    hardware_named,
+    measured_hardware,
+    read_hardware,
+    shipped_hardware,
+)
 
 GOOD = "id,mem_gb,mem_bw_gbs,fp16_dense_tflops,confidence,source\nmine,24,500,100,low,measured at home\n"
 
@@ -42,6 +49,16 @@ def test_an_unknown_name_gets_the_nearest_and_all_known() -> None:
 def test_here_needs_a_calibration() -> None:
     with pytest.raises(InvalidParameterError, match="twostep calibrate"):
         hardware_named("here")
+
+
+@pytest.mark.parametrize(
+    ("working_set", "bandwidth"), [(1, 80e9), (1 << 20, 80e9), (1 << 25, 45e9), (1 << 30, 10e9), (1 << 40, 10e9)]
+)
+def test_the_bandwidth_of_a_measured_machine_is_that_of_the_working_set(working_set: int, bandwidth: float) -> None:
+    rates = [(1 << 30, 10e9), (1 << 20, 80e9)]
+    found = measured_hardware("EPYC", {"int8": 1e12, "fp32": 2e11}, rates, 8e9, working_set)
+    assert found.bandwidth == pytest.approx(bandwidth)
+    assert (found.id, found.measured, found.peak("int8")) == ("here", True, 1e12)
 
 
 # --- users' files -----------------------------------------------------------------------------------------------------

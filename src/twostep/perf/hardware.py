@@ -5,12 +5,13 @@ The shipped table has datasheet values. Users add rows in a file of their own, C
 
 import csv
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from math import isfinite
+from itertools import pairwise
+from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,33 @@ class Hardware:
     def ridge(self, arithmetic: str) -> float:
         """The ridge point in operations per byte: below it memory bandwidth is the limit, above it arithmetic."""
         return self.peak(arithmetic) / self.bandwidth
+
+
+def measured_hardware(
+    cpu: str,
+    peaks: Mapping[str, float],
+    read: Sequence[tuple[float, float]],
+    memory_bytes: float,
+    working_set: float,
+) -> Hardware:
+    """The calibrated machine as a device. `peaks`: measured operations per second by arithmetic. `read`: bytes of a
+    working set and bytes per second at which it is read; the bandwidth is that at `working_set`, what a step streams,
+    between two measured sizes in proportion to their logarithms."""
+    points = sorted((log(size), rate) for size, rate in read)
+    place = min(max(log(working_set), points[0][0]), points[-1][0])
+    pairs = [*pairwise(points)] or [(points[0], points[0])]
+    (low, slow), (high, fast) = next(pair for pair in pairs if place <= pair[1][0])
+    share = (place - low) / (high - low) if high > low else 0.0
+    return Hardware(
+        id=HERE,
+        name=cpu,
+        memory_bytes=memory_bytes,
+        bandwidth=slow + share * (fast - slow),
+        peaks=peaks,
+        confidence="high",
+        source="twostep calibrate",
+        measured=True,
+    )
 
 
 # --- looking up -------------------------------------------------------------------------------------------------------
