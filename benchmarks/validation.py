@@ -28,10 +28,10 @@ from twostep.perf.hardware import Hardware, hardware_named
 from twostep.perf.model_table import model_named
 from twostep.perf.roofline_model import (
     Efficiency,
+    KindTime,
     RooflineModel,
     decode_shape_of,
     efficiency_of,
-    kernel_seconds,
     prefill_shape,
     typical_efficiency,
 )
@@ -187,7 +187,7 @@ def predicted(kernel: Kernel, hardware: Hardware, share: Efficiency) -> float:
     if kernel.kind != "GEMM":
         read = share.prefill_kv if kernel.kind == "prefill attention" else share.decode_attention
         shares, constant = (share.prefill_attention, read), share.attention_kernel_s
-    return kernel_seconds(kernel.work, hardware.peak(kernel.arithmetic), hardware.bandwidth, shares, constant)
+    return KindTime.of(kernel.kind, kernel.work, hardware, kernel.arithmetic, shares, constant).seconds
 
 
 # --- fit --------------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _layer_pair(row: dict[str, str], hardware: Hardware, share: Efficiency) -> t
         )
         work = matrix_work(part, model.weight_type, int(row["num_tokens"]))
         shares = (share.linear, share.bandwidth)
-        expected += kernel_seconds(work, hardware.peak("fp16"), hardware.bandwidth, shares, share.kernel_s)
+        expected += KindTime.of(matrix.name, work, hardware, "fp16", shares, share.kernel_s).seconds
     return expected, sum(float(row[field]) for field in VIDUR_LINEAR) / 1e3
 
 
