@@ -61,6 +61,19 @@ def test_a_comparison_has_a_line_for_each_device_in_order(capsys: pytest.Capture
     assert [line.split()[-1] for line in lines[-4:]] == ["datasheet", "datasheet", "measured", "measured"]
 
 
+def test_a_device_that_cannot_is_named_below_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (*LLAMA, "--compare", "a10,h100,here", "--weights", "fp8")
+    lines = shown(capsys, *arguments).splitlines()
+    assert lines[-3].startswith("h100-sxm ")
+    assert lines[-2].startswith("a10: a10 (A10) has no FP8 arithmetic")
+    assert lines[-1].startswith("here: ")
+    assert "run `twostep calibrate`" in lines[-1]
+    found = json.loads(shown(capsys, *arguments, "--json"))
+    assert [("error" in one, one["hardware"]["id"]) for one in found] == [
+        (True, "a10"), (False, "h100-sxm"), (True, "here"),
+    ]  # fmt: skip
+
+
 def test_types_batch_and_devices_change_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
     def asked(*more: str) -> float:
         found = json.loads(shown(capsys, *LLAMA, "--hardware", "h100", "--json", *more))

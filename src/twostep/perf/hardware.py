@@ -68,6 +68,10 @@ class Hardware:
         return self.peak(arithmetic) / self.bandwidth
 
 
+class UnknownHardwareError(InvalidParameterError):
+    """No device has this id."""
+
+
 def measured_hardware(
     cpu: str,
     peaks: Mapping[str, float],
@@ -109,8 +113,8 @@ ALIASES = {"a100": "a100-80-sxm", "a100-40": "a100-40-sxm", "h100": "h100-sxm", 
 
 
 def hardware_named(name: str, own: Mapping[str, Hardware] | None = None) -> Hardware:
-    """The row of this id; rows of the user come before the shipped ones. Raises `InvalidParameterError` that names the
-    nearest and all known ids."""
+    """The row of this id; rows of the user come before the shipped ones. Raises `UnknownHardwareError` that names the
+    nearest and all known ids, `InvalidParameterError` for this machine while it is not calibrated."""
     if name.lower() == HERE:
         raise InvalidParameterError(
             "the roofs of this machine are not known: run `twostep calibrate`, which measures them", "hardware"
@@ -122,10 +126,10 @@ def hardware_named(name: str, own: Mapping[str, Hardware] | None = None) -> Hard
     if wanted in known:
         return known[wanted]
     near = get_close_matches(wanted, [*known, *ALIASES, HERE], n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
     names = ", ".join([*known, *ALIASES, HERE])
-    raise InvalidParameterError(f"unknown hardware {name!r}{hint} Known: {names}. Add your own with --hardware-file",
-                                "hardware")  # fmt: skip
+    words = f"unknown hardware {name!r}{hint} Known: {names}. Add your own with --hardware-file"
+    raise UnknownHardwareError(words, "hardware")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
