@@ -123,6 +123,11 @@ def two_phases_measured(folder: Path) -> str:
     return two_phases.measured(results.read("peers-model", folder))
 
 
+def two_phases_claims(folder: Path) -> str:
+    found = results.read("peers-model", folder)
+    return two_phases.claims(found) if found else NOT_MEASURED
+
+
 def computed(make: Callable[[], str]) -> Callable[[Path], str]:
     """A table that needs no result file."""
     return lambda _: make()
@@ -150,6 +155,8 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/peers.md", "bench-peers", peers),
     ("docs/two-phases.md", "phases", computed(two_phases.phases)),
     ("docs/two-phases.md", "prompts", computed(two_phases.prompts)),
+    ("docs/two-phases.md", "chunks", computed(two_phases.chunks)),
+    ("docs/two-phases.md", "claims", two_phases_claims),
     ("docs/two-phases.md", "batches", computed(two_phases.batches)),
     ("docs/two-phases.md", "sizes", computed(two_phases.sizes)),
     ("docs/two-phases.md", "devices", computed(two_phases.devices)),

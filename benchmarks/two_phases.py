@@ -1,13 +1,22 @@
 """Tables and drawings of docs/two-phases.md, computed by the code behind `twostep roofline`."""
 
+from collections.abc import Iterator
 from itertools import product
 
 from benchmarks.tables import TIMES, Json, number, table
 from twostep.cli.roofline import plotted
+from twostep.core.cost import decode_shape
 from twostep.perf.hardware import hardware_named
 from twostep.perf.model_table import model_named
 from twostep.perf.roofline import Phase, Question, Roofline
-from twostep.spec.memory import kv_bytes_per_token, sequences_that_fit, size_text, weights_bytes
+from twostep.perf.roofline_model import RooflineModel
+from twostep.spec.memory import (
+    kv_bytes_per_token,
+    sequence_kv_bytes,
+    sequences_that_fit,
+    size_text,
+    weights_bytes,
+)
 from twostep.spec.number_types import number_type
 
 MODEL, DEVICE = "llama-2-7b", "a10"
@@ -103,6 +112,98 @@ def _batch_row(batch: int) -> list[str]:
         f"{rate * alone.decode.expected_s:.1f} {TIMES}",
         "yes" if batch <= found.sequences else "no",
     ]
+
+
+CHUNKS = (64, 128, 256, 512, 1024, 4096)
+
+
+def chunks() -> str:
+    """A prompt of 4096 tokens arrives while 16 sequences decode: what chunks cost it, and spare them."""
+    head = (
+        "tokens a chunk",
+        "steps",
+        "longest gap of the 16 streams, ms",
+        "first token of the prompt, ms",
+        "of that with one chunk",
+    )
+    whole = sum(_chunk_steps(4096))
+    return table(head, [_chunk_row(size, whole) for size in CHUNKS])
+
+
+def _chunk_row(size: int, whole: float) -> list[str]:
+    steps = _chunk_steps(size)
+    first = sum(steps)
+    return [str(size), str(len(steps)), _ms(max(steps)), _ms(first), f"{first / whole:.2f} {TIMES}"]
+
+
+def _chunk_steps(size: int) -> list[float]:
+    """Seconds of each step of Llama-3.1-8B on an A100 until all 4096 tokens are computed."""
+    roofline = RooflineModel(model_named("llama-3.1-8b"), hardware_named("a100"))
+    load = decode_shape(16, 16 * 1000)
+    shapes = [load.with_slice(start, size, int(start + size == 4096)) for start in range(0, 4096, size)]
+    return [roofline.estimate(shape).expected_ns / 1e9 for shape in shapes]
+
+
+def claims(results: list[Json]) -> str:
+    """What is often said, with what these functions and our engine say instead."""
+    one = answer(MODEL, DEVICE, Question(350, 150))
+    rows = [*_memory_claims(one), *_time_claims(one), *_chunk_claims(), *_batch_claims(one, results)]
+    return "\n".join(
+        ["| often said | computed or measured |", "|---|---|", *(f"| {said} | {right} |" for said, right in rows)]
+    )
+
+
+def _memory_claims(one: Roofline) -> Iterator[tuple[str, str]]:
+    count = sequences_that_fit(one.model, 24e9, 4096)
+    yield (
+        "1 MB of KV a token, Llama-2-7B in fp16",
+        f"{size_text(round(one.kv_bytes_per_token))}: K and V, 2 bytes for each number",
+    )
+    yield (
+        "4 GB of KV for 4096 tokens, hence 2 sequences in 24 GB",
+        f"{size_text(round(sequence_kv_bytes(one.model, 4096)))}, hence {count} sequences by arithmetic",
+    )
+
+
+def _time_claims(one: Roofline) -> Iterator[tuple[str, str]]:
+    times = one.times(one.ideal)
+    intensity = next(row.ideal.work.intensity for row in one.prefill.rows if row.ideal.name == "feed-forward")
+    yield (
+        "a decode step moves 2 x parameters x 2 bytes",
+        f"{one.weights_bytes / 1e9:.1f} GB of weights, once: {_ms(one.decode.ideal_s)} ms on an A10, KV included",
+    )
+    yield (
+        "150 tokens take TTFT + 150 x ITL",
+        f"TTFT + 149 x ITL: {_ms(times.ttft_s)} ms + 149 x {_ms(times.itl_s)} ms = {times.e2e_s:.2f} s, same device",
+    )
+    yield (
+        "prefill has 62 operations a byte, so that memory limits it on an A10 (ridge point 208)",
+        f"that is one unfused head of attention; linear layers have {intensity:.0f} with 350 tokens",
+    )
+
+
+def _chunk_claims() -> Iterator[tuple[str, str]]:
+    longer = sum(_chunk_steps(256)) / sum(_chunk_steps(4096))
+    yield (
+        "the first chunk of a prompt gives the first token, so that small chunks make it earlier",
+        f"the last one does: 16 chunks of 256 tokens take {longer:.2f} times as long as one of 4096",
+    )
+
+
+def _batch_claims(one: Roofline, results: list[Json]) -> Iterator[tuple[str, str]]:
+    crowd = answer(MODEL, DEVICE, Question(350, 150, one.sequences))
+    gain = one.sequences * one.decode.expected_s / crowd.decode.expected_s
+    yield (
+        "batching gives 20 times the throughput",
+        f"{gain:.1f} times on an A10 at {one.sequences} requests, computed; "
+        f"{_measured_gain(results)} on our CPU at 16, measured",
+    )
+
+
+def _measured_gain(results: list[Json]) -> str:
+    rates = results[0]["models"][0]["engines"][0]["tokens_per_s"]
+    one, many = (rates[f"decode, batch {batch}, context 128"]["median"] for batch in (1, 16))
+    return f"{many / one:.1f} times"
 
 
 def sizes() -> str:
