@@ -66,7 +66,7 @@ def _amounts(operations: float, traffic: float) -> list[str]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g}"
+    return number(1e3 * seconds)
 
 
 def prompts() -> str:

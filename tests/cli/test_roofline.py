@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_said_with_a_remedy(capsys: pytest.CaptureFixture[s
 def test_a_weight_file_is_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "--model", STORIES, "--hardware", "desktop-ddr5", "--prompt", "99", "--compute", "fp32",
                  "--hardware-file", own_file)  # fmt: skip
-    assert text.startswith("model     stories260k: 259 k parameters, weights fp32")
+    assert text.startswith("model     stories260k: 259328 parameters, weights fp32")
 
 
 own_file = str(Path(__file__).parent.parent / "data" / "hardware.toml")

@@ -180,9 +180,9 @@ def _lines(answer: "Roofline") -> Iterator[str]:
 
 def _title(answer: "Roofline") -> Iterator[str]:
     model, device, kind = answer.model, answer.hardware, answer.expected.arithmetic
-    active = f", {_si(model.active_parameters)} active" if model.experts else ""
+    active = f", {_large(model.active_parameters)} active" if model.experts else ""
     types = f"weights {model.weight_type.name}, KV {model.kv_type.name}"
-    yield f"model     {model.name}: {_si(model.parameters)} parameters{active}, {types}"
+    yield f"model     {model.name}: {_large(model.parameters)} parameters{active}, {types}"
     times = f"{answer.question.devices} x " if answer.question.devices > 1 else ""
     peak = f"{_si(device.peak(kind))}{'OPS' if kind.startswith('int') else 'FLOPS'} {kind}"
     yield (
@@ -407,6 +407,13 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
+
+
+def _large(count: int) -> str:
+    for power, word in ((9, "billion"), (6, "million")):
+        if count >= 0.9995 * 10**power:
+            return f"{_digits(count / 10**power)} {word}"
+    return str(count)
 
 
 def _si(value: float) -> str:
