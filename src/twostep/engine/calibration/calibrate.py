@@ -27,7 +27,7 @@ STEP_TOKENS, SEQUENCES, CONTEXT, POOL_TOKENS = 2048, 64, 8192, 32768
 LIMIT_S, QUICK_LIMIT_S = 90.0, 30.0
 """However much is disturbed, the steps end after this time."""
 LONGEST_STEP_S = 2.5
-"""Steps with more work than the first that takes longer are left out."""
+"""Steps with more work than the first that takes longer are left out; also if first runs take half of all the time."""
 MOST_TRIES = 3
 """So many times the wanted runs, if runs are discarded."""
 LEAST_USABLE = 0.7
@@ -43,11 +43,7 @@ Run = Callable[[Trial], Sample]
 
 
 def calibrate(
-    model: LoadedModel,
-    *,
-    threads: int | None = None,
-    quick: bool = False,
-    progress: Progress = lambda what, share: None,
+    model: LoadedModel, *, threads: int | None = None, quick: bool = False, progress: Progress = SILENT
 ) -> MachineProfile:
     """Takes about a minute, a third of that if `quick`. Raises `CalibrationError` if other programs leave no cores,
     `MemoryPlanError` if the model does not fit."""
@@ -137,11 +133,12 @@ class Bench:
 
     def measured(self, trials: Sequence[Trial], others: Sequence[Trial]) -> list[Sample]:
         """All runs, the starved ones included."""
-        ends_s = monotonic() + (QUICK_LIMIT_S if self._quick else LIMIT_S)
+        limit_s = QUICK_LIMIT_S if self._quick else LIMIT_S
+        ends_s = monotonic() + limit_s
         for i, trial in enumerate(trials):  # the cheapest first
             self._progress("first runs", 0.15 * i / len(trials))
             self._once(trial)
-            if self._ns[trial] > LONGEST_STEP_S * 1e9:
+            if self._ns[trial] > LONGEST_STEP_S * 1e9 or ends_s - monotonic() < limit_s / 2:
                 self.skipped = {one for one in (*trials[i + 1 :], *others) if _is_larger(one, trial)}
                 break
         trials = [trial for trial in (*trials, *others) if trial not in self.skipped]
