@@ -251,6 +251,17 @@ def test_profiles_lie_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert profile_folder() == tmp_path / "twostep" / "profiles"
 
 
+def test_without_a_home_there_are_no_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("TWOSTEP_PROFILES")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with engine() as made:
+        assert made.profile.profile is None
+
+
 def test_the_models_digest_is_of_its_form() -> None:
     assert re.fullmatch("[0-9a-f]{16}", model_digest(stories()))
     assert model_digest(stories()) == own_identity().model
