@@ -16,10 +16,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 from support.calibrated import profile_for
-from support.engines import STORIES, stories
+from support.engines import STORIES
 
 from twostep.config.configs import EngineConfig
 from twostep.engine.profiles import identity_of
+from twostep.model.loaded import open_model
 from twostep.perf.machine_profile import write_profile
 
 COMMAND = Path(sys.executable).parent / "twostep"
@@ -225,14 +226,13 @@ def test_variables_that_kubernetes_sets_are_named_in_a_line() -> None:
     assert last.startswith("twostep: cannot listen on 192.0.2.1")
 
 
-def test_it_says_which_profile_it_plans_by(tmp_path: Path) -> None:
-    model = stories()
-    own = identity_of(model, EngineConfig(threads=1))
+def test_it_says_which_profile_it_plans_by(default_model_path: Path, tmp_path: Path) -> None:
+    own = identity_of(open_model(default_model_path), EngineConfig(threads=1))
     path, foreign = tmp_path / "own.json", tmp_path / "foreign.json"
     write_profile(profile_for(own), path)
     write_profile(profile_for(own, cpu="Other CPU"), foreign)
     for profile, used in ((path, str(path)), (foreign, None)):
-        with serving(str(STORIES), "--port", "0", "--threads", "1", "--profile", str(profile)) as (_, lines):
+        with serving(*SMALL, "--profile", str(profile)) as (_, lines):
             [said] = [line for line in lines if "step times: " in line]
             assert str(profile) in said
             assert ("not used: it is for CPU Other CPU" in said) == (used is None)
@@ -243,4 +243,4 @@ def test_it_says_which_profile_it_plans_by(tmp_path: Path) -> None:
 
 def test_a_profile_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
-    assert f"{path}: no such file; `twostep calibrate" in complaint(str(STORIES), "--profile", str(path))
+    assert f"{path}: no such file; `twostep calibrate" in complaint(*SMALL, "--profile", str(path))
