@@ -149,10 +149,11 @@ class StepTimeModel:
     """Relative standard error of the calibrated terms."""
     MOST_ERROR = 0.5
     """A step that took longer or shorter by more than this share counts as this: it was disturbed."""
-    EXCEEDED = 0.01
-    """The share of steps that may take longer than their bound; the margins widen until they do not."""
+    EXCEEDED = 0.005
+    """The share of steps that take longer than their bound: margins widen and narrow until it is that."""
     WIDENING = 0.05
-    MOST_WIDE = 4.0
+    LEAST_WIDE, MOST_WIDE = 0.25, 4.0
+    """A calibration in a noisy minute gives margins that are too wide for a quiet day, and the other way round."""
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
@@ -195,7 +196,7 @@ class StepTimeModel:
             return
         exceeds = measured_ns > self.estimate(shape).bound_ns
         change = self.WIDENING * ((1.0 if exceeds else 0.0) - self.EXCEEDED)
-        self._wide = min(self.MOST_WIDE, max(1.0, self._wide * (1 + change)))
+        self._wide = min(self.MOST_WIDE, max(self.LEAST_WIDE, self._wide * (1 + change)))
         fixed, linear, prefill, decode, logits, sequences = self._terms(shape)
         row = [ns / measured_ns for ns in (fixed + sequences, linear, prefill + decode, logits)]
         error = self._fit.error(row)
