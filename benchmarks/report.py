@@ -9,20 +9,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-<<<<<<< HEAD
-from benchmarks import batching_tables, busy_tables, peers_tables, profile_tables, results, serve_tables, tables
-=======
 from benchmarks import (
     batching_tables,
     busy_tables,
+    calibration_tables,
     peers_tables,
+    profile_tables,
     results,
     serve_tables,
     tables,
     two_phases,
     validation_tables,
 )
->>>>>>> perf
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -146,6 +144,14 @@ def validation(make: Callable[[Json], str]) -> Callable[[Path], str]:
     return lambda folder: "\n\n".join(map(make, results.read("validation", folder))) or NOT_MEASURED
 
 
+def calibration(folder: Path) -> str:
+    return "\n\n".join(map(calibration_tables.calibration, results.read("calibration", folder))) or NOT_MEASURED
+
+
+def calibration_readme(folder: Path) -> str:
+    return "\n\n".join(map(calibration_tables.readme, results.read("calibration", folder))) or NOT_MEASURED
+
+
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
@@ -160,6 +166,8 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-serve", serve_readme),
     ("docs/serving.md", "bench-serve", serve),
     ("docs/benchmarking.md", "compared", clients),
+    ("README.md", "bench-calibration", calibration_readme),
+    ("docs/calibration.md", "bench-calibration", calibration),
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
     ("docs/two-phases.md", "phases", computed(two_phases.phases)),
