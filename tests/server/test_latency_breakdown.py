@@ -376,12 +376,12 @@ def test_time_without_a_core_is_that_of_the_steps(settings: dict[str, Any], monk
     with watched(monkeypatch) as seen:
         outputs = served(CROWD, **settings)
     by_step = {end.step.plan.step: end for end in seen.ends}
-    assert all(0 < end.starved_ns < end.result.step_ns for end in seen.ends if end.step.plan.shape.tokens)
+    assert all(0 < end.result.starved_ns < end.result.step_ns for end in seen.ends if end.step.plan.shape.tokens)
     for (id_, index), number in seen.choices.items():
         line = outputs[id_].choices[index].timeline
-        assert all(chunk.starved_ns == by_step[chunk.step].starved_ns for chunk in line.chunks)
+        assert all(chunk.starved_ns == by_step[chunk.step].result.starved_ns for chunk in line.chunks)
         steps = [end for end in seen.ends if number in {given.number for given in end.given} - in_chunks(end)]
-        assert sum(run.starved_ns for run in line.decodes) == sum(end.starved_ns for end in steps)
+        assert sum(run.starved_ns for run in line.decodes) == sum(end.result.starved_ns for end in steps)
 
 
 def test_nothing_is_said_of_cores_where_the_threads_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

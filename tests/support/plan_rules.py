@@ -48,17 +48,30 @@ def _check_slices(scheduler: Scheduler, plan: Plan) -> None:
 def _check_budget(scheduler: Scheduler, plan: Plan) -> None:
     config, shape = scheduler.config, plan.shape
     assert shape.tokens <= config.max_num_batched_tokens
-    if any(chunk.drafts for chunk in plan.chunks):
+    if any(scheduler.live[chunk.number].drafts for chunk in plan.chunks):
         return
     least = sum(min(config.chunking.least_tokens, chunk.tokens) for chunk in plan.chunks)
     if isinstance(config.chunking, TokenBudget):
         assert shape.tokens <= max(config.chunking.budget_tokens, plan.decoding + least)
-    if isinstance(config.chunking, TimeBudget) and shape.tokens > plan.decoding + least:
-        if not plan.decoding and shape.tokens <= config.chunking.alone_tokens:
-            return
-        limit = config.chunking.budget_ns if plan.decoding else config.chunking.ceiling_ns
-        assert plan.predicted_ns is not None
-        assert plan.predicted_ns <= limit
+    if isinstance(config.chunking, TimeBudget):
+        _check_time(scheduler, config.chunking, plan)
+
+
+def _check_time(scheduler: Scheduler, chunking: TimeBudget, plan: Plan) -> None:
+    """A step with decodes keeps its promise, or knowingly breaks it: with one least share at most, and not too often.
+    One without decodes ends before the ceiling, unless it is narrow."""
+    least = sum(min(chunking.least_tokens, chunk.tokens) for chunk in plan.chunks)
+    assert plan.predicted_ns is not None
+    if plan.promise is None:
+        assert not plan.decoding
+        few = plan.shape.tokens <= max(least, chunking.alone_tokens)
+        assert few or plan.predicted_ns <= chunking.ceiling_ns
+    elif plan.predicted_ns + plan.promise.overhead_ns > plan.promise.budget_ns:
+        assert plan.over_budget
+        assert len(plan.chunks) <= 1
+        assert plan.shape.tokens - plan.decoding == least
+        if plan.chunks:
+            assert plan.step - scheduler.exceeded_in >= plan.promise.steps_between(plan.predicted_ns)
 
 
 def _check_preemptions(scheduler: Scheduler, plan: Plan) -> None:

@@ -97,8 +97,7 @@ class LoopIo:
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
         self._drop(resolved.finished)
-        given, starved_ns = self._executor.given, self._executor.starved_ns
-        self.collector.note(StepEnd(step, given, result, starved_ns, resolved, self._began_ns, now))
+        self.collector.note(StepEnd(step, self._executor.given, result, resolved, self._began_ns, now))
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
         self._drop(finished)

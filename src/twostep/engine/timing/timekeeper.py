@@ -21,8 +21,6 @@ class StepEnd(NamedTuple):
     step: Step
     given: Sequence[Given]
     result: StepResult
-    starved_ns: int
-    """Estimated: of `result.step_ns`, what the kernels were kept from the cores."""
     resolved: Resolved
     began_ns: int
     ended_ns: int
@@ -98,7 +96,7 @@ class Timekeeper:
         plan = end.step.plan
         self._queue.step(plan, end.began_ns)
         self._preempted(plan.preemptions, end.began_ns)
-        self.meter.add(plan, end.result.step_ns, end.starved_ns, end.ended_ns, failed=end.result.failed)
+        self.meter.add(plan, end.result.step_ns, end.result.starved_ns, end.ended_ns, failed=end.result.failed)
         for chunk in plan.chunks:
             if times := self._times.get(chunk.number):
                 self._chunk(times, chunk, end)
@@ -143,7 +141,7 @@ class Timekeeper:
             alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),
             reason=chunk.reason,
             without_ns=self.meter.before.kernel_ns - times.kernel_ns,
-            starved_ns=end.starved_ns,
+            starved_ns=end.result.starved_ns,
         )
 
     def _scheduled(self, times: Times, now: int) -> None:
