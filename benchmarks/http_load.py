@@ -99,6 +99,63 @@ class _Progress:
             self.reached.set()
 
 
+def overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> list[Trace]:
+    """Sends the newcomers, one after the other, when each stream has `after` events; then ends the streams, however
+    long their answers could be. Times of the events of each stream, then of each newcomer."""
+    take_short_turns()
+    return asyncio.run(_overtaken(port, streams, newcomers, after))
+
+
+async def _overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> list[Trace]:
+    progress = _Progress(len(streams), after)
+    running = [_Watched() for _ in streams]
+
+    def note(number: int, data: bytes) -> None:
+        running[number].note(data)
+        progress.note(number, data)
+
+    tasks = [
+        asyncio.create_task(fetch(port, ask.path, ask.body, partial(note, number)))
+        for number, ask in enumerate(streams)
+    ]
+    under_way = asyncio.create_task(progress.reached.wait())
+    try:
+        await asyncio.wait([*tasks, under_way], return_when=asyncio.FIRST_COMPLETED)
+        late = [await _answered(port, ask) for ask in newcomers]
+        if any(task.done() for task in tasks):
+            await asyncio.gather(*tasks)  # raises the error of a failed stream
+            raise EngineError("a stream ended before the newcomers were answered")
+    finally:
+        for task in (*tasks, under_way):
+            task.cancel()
+        await asyncio.gather(*tasks, under_way, return_exceptions=True)
+    return [*(one.trace() for one in running), *late]
+
+
+async def _answered(port: int, ask: Ask) -> Trace:
+    watched = _Watched()
+    reply = await fetch(port, ask.path, ask.body, watched.note)
+    reply.body()  # raises for an error
+    return watched.trace()
+
+
+class _Watched:
+    """Times of the events of a reply while it arrives."""
+
+    def __init__(self) -> None:
+        self._asked_s = perf_counter()
+        self._at_s: list[float] = []
+
+    def note(self, data: bytes) -> None:
+        self._at_s += [perf_counter()] * data.count(EVENT)
+
+    def trace(self) -> Trace:
+        """Raises `EngineError` if there was none."""
+        if not self._at_s:
+            raise EngineError("a reply had no events")
+        return Trace(self._asked_s, len(self._at_s), self._at_s)
+
+
 async def _health_during(port: int, ask: Ask, pause_s: float) -> list[Reply]:
     asked, probes = asyncio.create_task(fetch(port, ask.path, ask.body)), list[Reply]()
     while not asked.done():
@@ -138,6 +195,11 @@ class Completions:
             [newcomer] = self._asks([stall.newcomer])
             load = interrupted(self._port, self._asks(stall.streams), newcomer, stall.after)
             return self._served([*stall.streams, stall.newcomer], load.replies)
+
+    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> Served:
+        """See `overtaken`. The last events of a reply may have no token, which does not matter for gaps before."""
+        with self._named():
+            return Served(overtaken(self._port, self._asks(streams), self._asks(newcomers), after))
 
     def _asks(self, jobs: Sequence[Job]) -> list[Ask]:
         return asks(jobs, self._further)

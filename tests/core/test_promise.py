@@ -268,9 +268,9 @@ class Listening(TrueModel):
         self.heard.append(measured_ns)
 
 
-@pytest.mark.parametrize(("starved_ns", "teaches"), [(0, True), (50, True), (51, False), (1000, False)])
+@pytest.mark.parametrize(("starved_ns", "teaches"), [(0, True), (200, True), (201, False), (1000, False)])
 def test_a_step_kept_from_the_cores_does_not_teach(starved_ns: int, teaches: bool) -> None:
-    """A 20th of its time is the limit."""
+    """A 5th of its time is the limit."""
     model = Listening()
     scheduler = Scheduler(config(chunking=TimeBudget(40 * MS)), model)
     scheduler.add(Request("a", 20, 200), 0)

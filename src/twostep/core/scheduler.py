@@ -28,9 +28,9 @@ from twostep.core.request import BLOCK_TOKENS, FinishReason, Request, Sequence, 
 MOST_PRESSURE = 5
 """Steps out of blocks that widen the reserve; each doubles it, each sequence that ends halves it."""
 ONE_TOKEN = SliceOutcome()
-STARVED_PART = 20
-"""A step whose kernels were kept from the cores for more than a 20th of its time says little about the next one: it
-does not teach the cost model."""
+STARVED_PART = 5
+"""A step whose kernels were kept from the cores for more than a 5th of its time says little about the next one: it does
+not teach the cost model. A front end and clients on the same cores take less than that from most steps."""
 MOST_STARVED = 64
 """After so many such steps in a row they do teach: that is how fast this machine is now."""
 LEARN_EVERY_STEPS = 16
