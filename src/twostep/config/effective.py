@@ -93,6 +93,22 @@ def config_schema() -> dict[str, Any]:
     )
 
 
+def budget_schema() -> dict[str, Any]:
+    """JSON Schema of what `/v1/config` says of the budget by time."""
+    number, count = {"type": "number"}, {"type": "integer"}
+    kept = _object(
+        {
+            "budget_ms": number,
+            "steps": count,
+            "late_steps": count,
+            "late_steps_starved": count,
+            "impossible_steps": _object({"decodes": count, "prompt": count}),
+            "least_possible_ms": {"anyOf": [number, {"type": "null"}]},
+        }
+    )
+    return {"anyOf": [kept, {"type": "null"}], "description": "How the budget by time is kept"}
+
+
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": dict(properties), "required": list(properties)}
 

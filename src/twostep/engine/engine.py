@@ -320,6 +320,10 @@ class Engine:
         """Times and counts of steps and tokens since the start."""
         return self._io.collector.times.meter.measured()
 
+    def take_notes(self) -> list[str]:
+        """What a log should say about the steps since the last call, see `PromiseMeter.take_notes`."""
+        return self._io.collector.times.meter.promises.take_notes()
+
     def close(self) -> None:
         """Frees weights, KV cache and threads, and ends the recording; running requests get no output.
 

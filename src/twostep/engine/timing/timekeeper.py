@@ -130,6 +130,7 @@ class Timekeeper:
             self._release(times.attached, end.began_ns)
 
     def _chunk_time(self, times: Times, chunk: Chunk, end: StepEnd) -> ChunkTime:
+        alone_ns, attention_ns = self.meter.alone_ns(chunk, end.result.step_ns)
         return ChunkTime(
             start_ns=end.began_ns,
             end_ns=end.ended_ns,
@@ -138,10 +139,11 @@ class Timekeeper:
             position=chunk.start,
             kernel_ns=end.result.step_ns,
             others=end.step.plan.shape.tokens - chunk.tokens,
-            alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),
+            alone_ns=alone_ns,
             reason=chunk.reason,
             without_ns=self.meter.before.kernel_ns - times.kernel_ns,
             starved_ns=end.result.starved_ns,
+            attention_ns=attention_ns,
         )
 
     def _scheduled(self, times: Times, now: int) -> None:
@@ -201,5 +203,6 @@ class Timekeeper:
                 alone_ns=took.alone_ns,
                 prefill_ns=took.prefill_ns,
                 starved_ns=took.starved_ns,
+                attention_ns=took.attention_ns,
             )
         )
