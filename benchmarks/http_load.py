@@ -15,6 +15,8 @@ from benchmarks.measurement import EngineError
 from benchmarks.traces import Served, Trace
 from twostep.turns import take_short_turns
 
+NEWCOMER_S = 45
+"""How long a newcomer is waited for."""
 EVENT = b"data: {"
 """Start of a server-sent event with JSON."""
 
@@ -121,7 +123,12 @@ async def _overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask]
     under_way = asyncio.create_task(progress.reached.wait())
     try:
         await asyncio.wait([*tasks, under_way], return_when=asyncio.FIRST_COMPLETED)
-        late = [await _answered(port, ask) for ask in newcomers]
+        late = list[Trace]()
+        for ask in newcomers:
+            try:
+                late.append(await asyncio.wait_for(_answered(port, ask), NEWCOMER_S))
+            except TimeoutError:
+                raise EngineError(f"a newcomer was not answered within {NEWCOMER_S} s") from None
         if any(task.done() for task in tasks):
             await asyncio.gather(*tasks)  # raises the error of a failed stream
             raise EngineError("a stream ended before the newcomers were answered")

@@ -38,11 +38,12 @@ MULTIPLES = (1.5, 2.0, 3.0, 5.0)
 """Budgets, in decode steps of the streams."""
 AUTO = "auto"
 CHUNKINGS = ("tokens=128", "tokens=512", "none")
-LLAMA_SETTINGS = ((), ("-b", "128", "-ub", "128"), ("-b", "32", "-ub", "32"))
-OPENVINO_CHUNKS = (256, 128, 32)
+LLAMA_SETTINGS = (("-b", "128", "-ub", "128"), ("-b", "32", "-ub", "32"))
+"""The setting that delays streams least, and one with still shorter steps."""
+OPENVINO_CHUNKS = (128, 32)
 SLOTS, CONTEXT = 20, 8192
-PEER_CONTEXT = 6400
-"""Tokens of a slot: of the longest prompt and its answer."""
+STREAM_TOKENS = 7900
+"""Of a stream, which is ended before."""
 PARTS = ("budgets-4", "budgets-16", "chunks", "openvino", "llama")
 
 
@@ -221,7 +222,7 @@ def _decode_step_ms(streams: int, place: Place, effort: Effort) -> float:
 
 
 def _twostep(place: Place, name: str, more: Sequence[str], budget_ms: float | None = None) -> Setting:
-    kv_bytes = open_model(place.model).network.shape.kv_bytes_per_token() * (SLOTS * 1024 + 2 * CONTEXT)
+    kv_bytes = open_model(place.model).network.shape.kv_bytes_per_token() * SLOTS * CONTEXT
     launch = http_engine.launch_twostep("", place.threads, place.model, 1, ())
     sized = [
         *launch.command[: launch.command.index("--max-num-seqs")], "--max-num-seqs", str(SLOTS), "--max-model-len",
@@ -237,7 +238,7 @@ def _twostep(place: Place, name: str, more: Sequence[str], budget_ms: float | No
 def _llama(programs: Path, place: Place, more: Sequence[str]) -> Setting:
     launch = http_engine.launch_llama_server(programs, LLAMA.packages[0], place.threads, place.model, more)
     words = list(launch.command)
-    words[words.index("-np") + 1], words[words.index("-c") + 1] = str(SLOTS), str(SLOTS * PEER_CONTEXT)
+    words[words.index("-np") + 1], words[words.index("-c") + 1] = str(SLOTS), str(SLOTS * CONTEXT)
     sized: Launch = replace(launch, command=words)
     return Setting(LLAMA.name, launch.name, lambda: HttpEngine(sized))
 
@@ -254,7 +255,7 @@ def _openvino(python: Path, place: Place, chunk: int) -> Setting:
 
 
 def _measured(setting: Setting, effort: Effort, part: str, versions: dict[str, str]) -> Iterator[Point]:
-    """All situations of one setting, on one server."""
+    """All situations of one setting, on one server; those that took too long are left out."""
     streams = [int(part.partition("-")[2])] if part.startswith("budgets") else effort.streams
     points = list[Point]()
     with closing(setting.start()) as engine:
@@ -262,7 +263,10 @@ def _measured(setting: Setting, effort: Effort, part: str, versions: dict[str, s
         _warm_up(engine)
         for count in streams:
             for tokens, newcomers in effort.newcomers:
-                points.append(_point(setting, engine, effort, count, tokens, newcomers))
+                try:
+                    points.append(_point(setting, engine, effort, count, tokens, newcomers))
+                except EngineError as error:
+                    say(f"no point: {error}")
     steps = itl_steps.read(setting.record) if setting.record else {}
     for point in points:
         found = steps.get((point.streams, point.prompt))
@@ -293,7 +297,7 @@ def _point(setting: Setting, engine: Any, effort: Effort, streams: int, tokens: 
 
 def _streams(count: int, key: int) -> list[Job]:
     """They are ended when the newcomers have been answered."""
-    return [Job(prompt(32, "stream", key, i), 2000) for i in range(count)]
+    return [Job(prompt(32, "stream", key, i), STREAM_TOKENS) for i in range(count)]
 
 
 def _median(values: Sequence[float]) -> float:
