@@ -101,25 +101,24 @@ class _Progress:
             self.reached.set()
 
 
-def overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> list[Trace]:
-    """Sends the newcomers, one after the other, when each stream has `after` events; then ends the streams, however
-    long their answers could be. Times of the events of each stream, then of each newcomer."""
+def overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> "Overtaken":
+    """Each client asks for its stream again and again. When each has had `after` events, the newcomers are sent, one
+    after the other; then the streams are ended."""
     take_short_turns()
     return asyncio.run(_overtaken(port, streams, newcomers, after))
 
 
-async def _overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> list[Trace]:
-    progress = _Progress(len(streams), after)
-    running = [_Watched() for _ in streams]
+@dataclass(frozen=True)
+class Overtaken:
+    """Times of the events of each reply."""
 
-    def note(number: int, data: bytes) -> None:
-        running[number].note(data)
-        progress.note(number, data)
+    streams: list[Trace]
+    newcomers: list[Trace]
 
-    tasks = [
-        asyncio.create_task(fetch(port, ask.path, ask.body, partial(note, number)))
-        for number, ask in enumerate(streams)
-    ]
+
+async def _overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> Overtaken:
+    progress, traces = _Progress(len(streams), after), list[Trace]()
+    tasks = [asyncio.create_task(_again(port, ask, number, progress, traces)) for number, ask in enumerate(streams)]
     under_way = asyncio.create_task(progress.reached.wait())
     try:
         await asyncio.wait([*tasks, under_way], return_when=asyncio.FIRST_COMPLETED)
@@ -131,12 +130,28 @@ async def _overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask]
                 raise EngineError(f"a newcomer was not answered within {NEWCOMER_S} s") from None
         if any(task.done() for task in tasks):
             await asyncio.gather(*tasks)  # raises the error of a failed stream
-            raise EngineError("a stream ended before the newcomers were answered")
     finally:
         for task in (*tasks, under_way):
             task.cancel()
         await asyncio.gather(*tasks, under_way, return_exceptions=True)
-    return [*(one.trace() for one in running), *late]
+    return Overtaken(traces, late)
+
+
+async def _again(port: int, ask: Ask, number: int, progress: "_Progress", traces: list[Trace]) -> None:
+    """Until it is cancelled; the last reply counts as far as it came."""
+    while True:
+        watched = _Watched()
+
+        def note(data: bytes, watched: _Watched = watched) -> None:
+            watched.note(data)
+            progress.note(number, data)
+
+        try:
+            reply = await fetch(port, ask.path, ask.body, note)
+            reply.body()  # raises for an error
+        finally:
+            if watched.any:
+                traces.append(watched.trace())
 
 
 async def _answered(port: int, ask: Ask) -> Trace:
@@ -155,6 +170,11 @@ class _Watched:
 
     def note(self, data: bytes) -> None:
         self._at_s += [perf_counter()] * data.count(EVENT)
+
+    @property
+    def any(self) -> bool:
+        """Whether there was an event."""
+        return bool(self._at_s)
 
     def trace(self) -> Trace:
         """Raises `EngineError` if there was none."""
@@ -203,10 +223,10 @@ class Completions:
             load = interrupted(self._port, self._asks(stall.streams), newcomer, stall.after)
             return self._served([*stall.streams, stall.newcomer], load.replies)
 
-    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> Served:
-        """See `overtaken`. The last events of a reply may have no token, which does not matter for gaps before."""
+    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> Overtaken:
+        """See `overtaken`. The last events of a reply have no token, but come with or right after the last one."""
         with self._named():
-            return Served(overtaken(self._port, self._asks(streams), self._asks(newcomers), after))
+            return overtaken(self._port, self._asks(streams), self._asks(newcomers), after)
 
     def _asks(self, jobs: Sequence[Job]) -> list[Ask]:
         return asks(jobs, self._further)

@@ -20,13 +20,14 @@ from typing import Any
 
 from benchmarks import command, http_engine, itl_steps, machine, results
 from benchmarks.http_engine import HttpEngine, Launch
+from benchmarks.http_load import Overtaken
 from benchmarks.itl_steps import Steps
 from benchmarks.jobs import Job, prompt
 from benchmarks.measurement import EngineError, say
 from benchmarks.openvino import OpenVinoServing, Tuning
 from benchmarks.peers_contenders import NotThereError, Place
 from benchmarks.peers_install import LLAMA, OPENVINO, VARIABLE, Missing, find, llama_programs
-from benchmarks.traces import Served, during_ms
+from benchmarks.traces import during_ms
 from twostep.metrics.summary import percentile
 from twostep.model.loaded import open_model
 from twostep.store.catalogue import DEFAULT_MODEL
@@ -42,8 +43,8 @@ LLAMA_SETTINGS = (("-b", "128", "-ub", "128"), ("-b", "32", "-ub", "32"))
 """The setting that delays streams least, and one with still shorter steps."""
 OPENVINO_CHUNKS = (128, 32)
 SLOTS, CONTEXT = 20, 8192
-STREAM_TOKENS = 7900
-"""Of a stream, which is ended before."""
+STREAM_TOKENS = 256
+"""Of an answer of a stream; then it is asked for again, so that contexts stay as they are."""
 PARTS = ("budgets-4", "budgets-16", "chunks", "openvino", "llama")
 
 
@@ -217,12 +218,12 @@ def _budgets(streams: int, place: Place, effort: Effort) -> Iterator[Setting]:
 
 def _decode_step_ms(streams: int, place: Place, effort: Effort) -> float:
     with closing(_twostep(place, "probe", ()).start()) as engine:
-        served = engine.overtaken(_streams(streams, 0), [], 4 * effort.after)
-    return _median([gap for trace in served.traces for gap in trace.gaps_ms[8:]])
+        found = engine.overtaken(_streams(streams, 0), [Job(prompt(4, "probe"), 1)], STREAM_TOKENS)
+    return _median([gap for trace in found.streams for gap in trace.gaps_ms])
 
 
 def _twostep(place: Place, name: str, more: Sequence[str], budget_ms: float | None = None) -> Setting:
-    kv_bytes = open_model(place.model).network.shape.kv_bytes_per_token() * SLOTS * CONTEXT
+    kv_bytes = open_model(place.model).network.shape.kv_bytes_per_token() * (SLOTS * 1024 + 2 * CONTEXT)
     launch = http_engine.launch_twostep("", place.threads, place.model, 1, ())
     sized = [
         *launch.command[: launch.command.index("--max-num-seqs")], "--max-num-seqs", str(SLOTS), "--max-model-len",
@@ -281,8 +282,8 @@ def _warm_up(engine: Any) -> None:
 
 def _point(setting: Setting, engine: Any, effort: Effort, streams: int, tokens: int, newcomers: int) -> Point:
     arriving = [Job(prompt(tokens, "newcomer", streams, i), 2) for i in range(newcomers)]
-    served: Served = engine.overtaken(_streams(streams, tokens), arriving, effort.after)
-    running, late = served.traces[:streams], served.traces[streams:]
+    found: Overtaken = engine.overtaken(_streams(streams, tokens), arriving, effort.after)
+    running, late = found.streams, found.newcomers
     before = [gap for trace in running for gap in trace.gaps_until_ms(late[0].asked_s)]
     during = [gap for trace in running for gap in during_ms(trace, late)]
     ttft = [1000 * (trace.token_s[0] - trace.asked_s) for trace in late]
@@ -296,7 +297,6 @@ def _point(setting: Setting, engine: Any, effort: Effort, streams: int, tokens: 
 
 
 def _streams(count: int, key: int) -> list[Job]:
-    """They are ended when the newcomers have been answered."""
     return [Job(prompt(32, "stream", key, i), STREAM_TOKENS) for i in range(count)]
 
 

@@ -39,7 +39,7 @@ class _Step:
 def read(path: Path) -> dict[tuple[int, int], Steps]:
     """By number of streams and tokens of the newcomers' prompts, as `benchmarks.itl` asks for them."""
     found = dict[tuple[int, int], list[_Step]]()
-    prompts, streams, before_ns = dict[int, int](), 0, 0
+    prompts, before_ns = dict[int, int](), 0
     for turn in Recording(path).turns():
         for request in (*turn.before, *turn.during):
             if not isinstance(request, Abort):
@@ -49,7 +49,7 @@ def read(path: Path) -> dict[tuple[int, int], Steps]:
         plan, ended_ns = turn.step.plan, turn.times_ns[-1]
         longest = max((prompts[chunk.number] for chunk in plan.chunks if chunk.number in prompts), default=0)
         if plan.decoding and longest > SHORT:
-            streams = max(count for count in COUNTS if count <= plan.decoding) if plan.decoding >= COUNTS[0] else 0
+            streams = min(COUNTS, key=lambda count: abs(count - plan.decoding))
             found.setdefault((streams, longest), []).append(_Step(plan, turn.step.result, ended_ns - before_ns))
         before_ns = ended_ns
     return {key: _counted(steps) for key, steps in found.items()}
@@ -58,7 +58,7 @@ def read(path: Path) -> dict[tuple[int, int], Steps]:
 SHORT = 32
 """Tokens of a stream's prompt."""
 COUNTS = (4, 16)
-"""Of the streams."""
+"""Of the streams; while one is asked for again there are fewer."""
 
 
 def _counted(steps: list[_Step]) -> Steps:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Decode, Measure, Prefill
+from benchmarks.http_load import Overtaken
 from benchmarks.jobs import Job, Stall, prompt
 from benchmarks.measurement import EngineError
 from benchmarks.traces import Served, Trace
@@ -118,14 +119,16 @@ class OpenVinoServing:
     def interrupt(self, stall: Stall) -> Served:
         return self._served(what="interrupt", jobs=_pairs([*stall.streams, stall.newcomer]), after=stall.after)
 
-    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> Served:
+    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> Overtaken:
         """One newcomer after the other, each beside new streams, which are as long as its prompt has steps of 24
         tokens. Raises `EngineError` if they end before its first token."""
-        runs = list[Served]()
+        done = Overtaken([], [])
         for newcomer in newcomers:
             tokens = 2 * after + 64 + len(newcomer.prompt) // 24
-            runs.append(self.interrupt(Stall([Job(job.prompt, tokens) for job in streams], newcomer, after)))
-        return together(runs, len(streams))
+            served = self.interrupt(Stall([Job(job.prompt, tokens) for job in streams], newcomer, after))
+            done.streams.extend(served.traces[:-1])
+            done.newcomers.append(served.traces[-1])
+        return done
 
     def close(self) -> None:
         self._process.close()
@@ -133,15 +136,6 @@ class OpenVinoServing:
     def _served(self, **question: Any) -> Served:
         found = self._process.ask(**question)["traces"]
         return Served([Trace(one["asked_s"], len(one["token_s"]), one["token_s"]) for one in found])
-
-
-def together(runs: Sequence[Served], streams: int) -> Served:
-    """The streams of several runs as one each, and the newcomers. Times are of one clock."""
-    joined = [
-        Trace(one[0].asked_s, sum(run.tokens for run in one), [s for run in one for s in run.token_s])
-        for one in zip(*(run.traces[:streams] for run in runs), strict=True)
-    ]
-    return Served([*joined, *(trace for run in runs for trace in run.traces[streams:])])
 
 
 def _pairs(jobs: Sequence[Job]) -> list[tuple[list[int], int]]:

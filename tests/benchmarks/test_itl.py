@@ -12,8 +12,7 @@ from benchmarks import itl, itl_steps, itl_tables, machine, results
 from benchmarks.itl import AUTO, OURS, Point, Result
 from benchmarks.itl_steps import Steps
 from benchmarks.measurement import EngineError
-from benchmarks.openvino import together
-from benchmarks.traces import Served, Trace, during_ms
+from benchmarks.traces import Trace, during_ms
 from twostep.config.configs import SchedulerSettings
 from twostep.core.loop import EngineLoop
 from twostep.core.request import Request
@@ -97,14 +96,6 @@ def test_gaps_that_overlap_the_wait_of_a_newcomer() -> None:
     newcomers = [Trace(1.05, 1, [1.2]), Trace(2.1, 1, [2.2])]
     assert during_ms(stream, newcomers) == pytest.approx([100, 200, 500])
     assert stream.gaps_until_ms(1.5) == pytest.approx([100, 200])
-
-
-def test_runs_of_an_engine_without_a_server_are_joined() -> None:
-    def run(at: float) -> Served:
-        return Served([Trace(at, 2, [at + 1, at + 2]), Trace(at, 2, [at + 1, at + 3]), Trace(at + 1, 1, [at + 2])])
-
-    joined = together([run(0), run(10)], 2)
-    assert [list(trace.token_s) for trace in joined.traces] == [[1, 2, 11, 12], [1, 3, 11, 13], [2], [12]]
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
