@@ -12,6 +12,7 @@ from benchmarks import itl, itl_steps, itl_tables, machine, results
 from benchmarks.itl import AUTO, OURS, Point, Result
 from benchmarks.itl_steps import Steps
 from benchmarks.measurement import EngineError
+from benchmarks.peers_contenders import Place
 from benchmarks.traces import Trace, during_ms
 from twostep.config.configs import SchedulerSettings
 from twostep.core.loop import EngineLoop
@@ -172,7 +173,8 @@ def test_only_the_asked_budgets_are_measured(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(itl, "_decode_step_ms", lambda *asked: 10.04)
     monkeypatch.setattr(itl, "_twostep", lambda place, name, more, budget_ms=None: (name, tuple(more), budget_ms))
     place: Any = argparse.Namespace(options=argparse.Namespace(budget=["1.5", AUTO]))
-    assert list(itl._budgets(4, place, itl.FULL)) == [
+    made: list[Any] = list(itl._budgets(4, place, itl.FULL))
+    assert made == [
         ("budget 1.5 decode steps, 15.1 ms", ("--itl-budget", "15.1"), 15.1),
         ("budget auto", ("--itl-budget", "auto"), None),
     ]
@@ -180,7 +182,7 @@ def test_only_the_asked_budgets_are_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_engine_that_is_not_installed_is_missing(tmp_path: Path) -> None:
     options = argparse.Namespace(peers_dir=tmp_path, llama_dir=None, openvino_python=None)
-    place = itl.Place(tmp_path / "m.gguf", 2, tmp_path, options)
+    place = Place(tmp_path / "m.gguf", 2, tmp_path, options)
     for part in ("openvino", "llama"):
         with pytest.raises(EngineError, match="not installed"):
             list(itl._settings(part, place, itl.QUICK))
