@@ -43,7 +43,7 @@ def test_a_budget_below_the_decodes_is_said_once_for_a_batch_of_this_size() -> N
         meter.add(plan(5 * MS), 8 * MS, 0, 8 * MS)
     assert meter.take_notes() == [
         "the ITL budget of 5.0 ms cannot be kept on this machine: a step takes up to 8.4 ms where 4 sequences decode; "
-        "the least possible for this batch is 8.4 ms. Prompts now advance every few steps"
+        "the least possible for this batch is 8.4 ms. Prompts advance slowly meanwhile"
     ]
     assert meter.take_notes() == []
     meter.add(plan(5 * MS, decoding=5), 8 * MS, 0, 8 * MS)

@@ -5,7 +5,7 @@ A plan is made in three phases. All take what they use from one `Ledger`, and ea
 1. Decodes. Every member of the decode batch computes one token, and every sequence with drafts verifies them. Where
    blocks are lacking for that, the latest sequence is preempted.
 2. Least shares. Prompts in prefill get a small chunk in turn, so that decodes never starve them: whatever the token
-   budget, or where a time budget has it, and else in every few steps (`core/promise.py`).
+   budget; under a time budget what it leaves, or a token or a few (`core/promise.py`).
 3. The rest of the budget goes to the most urgent, among equals to the prompt nearest to its first token: prompts in
    prefill, and waiting ones that find a slot and blocks, in the order of admission. No request is admitted in a step
    that preempts another.
@@ -325,8 +325,8 @@ class Planner:
         """The share with the least that a prompt gets, if the budget has it or may be exceeded for it; else None."""
         least = min(self._config.chunking.least_tokens, share.left)
         ledger = self._ledger
-        steps = self._s.counters.steps + 1 - self._s.exceeded_in if ledger.load is ledger.decodes else 0
-        tokens = self._s.sizer.least_share(ledger.load, share.start, least, ledger.promise, steps)
+        first = ledger.load is ledger.decodes
+        tokens = self._s.sizer.least_share(ledger.load, share.start, least, ledger.promise, first)
         return self._widened(share, Grant(tokens, Reason(Why.LEAST_SHARE)))
 
     # --- phase 3: the rest of the budget --------------------------------------------------------------------------

@@ -115,9 +115,9 @@ class ChunkSizer(Protocol):
         this step, and must not be delayed longer. `held`: tokens of the same slice before `start`, already in `load`.
         """
 
-    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, steps: int) -> int:
+    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, first: bool) -> int:
         """How many of the `most` tokens of a least share may be added to `load`, though `grant` might have none left.
-        `steps`: since a step last took knowingly longer than promised; 0 if another prompt has a share of this one."""
+        `first`: no prompt has a share of this step yet."""
 
     def predicted_ns(self, shape: StepShape) -> int | None:
         """The bound of the kernels' time for such a step; None if it does not size chunks by time."""
@@ -142,7 +142,7 @@ class _CountsTokens:
     def promise(self, decodes: StepShape, overhead_ns: int) -> Promise | None:
         return None
 
-    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, steps: int) -> int:
+    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, first: bool) -> int:
         """All: it delays decodes by a known number of tokens."""
         return most
 
@@ -246,15 +246,17 @@ class TimeSizer:
             return Grant(tokens, Reason(Why.ITL_BUDGET, numbers))
         return Grant(tokens, Reason(Why.LONGEST_STEP, (limit_ns, predicted_ns)))
 
-    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, steps: int) -> int:
-        """As many as keep the promise, whether they end a block or not. If not even one does: all to the first prompt
-        of a step, in every few steps."""
+    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, first: bool) -> int:
+        """As many as keep the promise, whether they end a block or not. If not even one does: to the first prompt of a
+        step as many as lengthen it by an eighth, at least one."""
         if promise is None:
             return most
         if fits := largest_slice(self._cost, load, start, most, promise.kernels_ns):
             return fits
-        bound_ns = self._cost.estimate(load.with_slice(start, most, 1)).bound_ns
-        return most if steps >= promise.steps_between(bound_ns) else 0
+        if not first:
+            return 0
+        token_ns = self._cost.estimate(load.with_slice(start, 1, 1)).bound_ns
+        return max(1, largest_slice(self._cost, load, start, most, promise.slowed_ns(token_ns)))
 
     def predicted_ns(self, shape: StepShape) -> int | None:
         return self._cost.estimate(shape).bound_ns

@@ -1,4 +1,4 @@
-"""The promise of a time budget: what a step with decodes may take, what of that is not the kernels', and how often a
+"""The promise of a time budget: what a step with decodes may take, what of that is not the kernels', and by how much a
 step may knowingly take longer so that prompts advance.
 
 `Promise` is made anew for every step, since the batch, the machine and the budget (`auto`) change.
@@ -6,12 +6,8 @@ step may knowingly take longer so that prompts advance.
 
 from typing import NamedTuple
 
-MOST_STEPS_BETWEEN = 16
-"""Where no token of a prompt fits into the budget, a least share is given at least every so many steps: on average at
-least a token a step, which is also the slowest pace where some fit."""
 DELAY_PARTS = 8
-"""Where no token fits, such shares lengthen the steps of those that decode by an 8th on average, or up to the
-budget where that is more."""
+"""Where no token of a prompt fits, prompts lengthen the steps of those that decode by an 8th."""
 
 
 class Promise(NamedTuple):
@@ -34,14 +30,10 @@ class Promise(NamedTuple):
         """Whether the budget is impossible: the decodes alone take longer."""
         return self.decodes_ns > self.kernels_ns
 
-    def steps_between(self, bound_ns: int) -> int:
-        """Every how many steps the kernels may take up to `bound_ns`, more than the budget allows, for a least share.
-
-        The decodes are then delayed by (bound - decodes) / steps on average: no more than an 8th of their own time or
-        what the budget has left beside them, unless the least pace of prompts (`MOST_STEPS_BETWEEN`) demands more.
-        """
-        left_ns = max(self.kernels_ns - self.decodes_ns, self.decodes_ns // DELAY_PARTS, 1)
-        return min(MOST_STEPS_BETWEEN, max(1, -(-(bound_ns - self.decodes_ns) // left_ns)))
+    def slowed_ns(self, token_ns: int) -> int:
+        """What the kernels may take where not one token of a prompt fits: an 8th more than for the decodes, or
+        `token_ns`, the bound with one token, so that prompts always advance."""
+        return max(token_ns, self.decodes_ns + self.decodes_ns // DELAY_PARTS)
 
 
 class HostTime:

@@ -156,8 +156,6 @@ class Scheduler:
         """Whether the step before gave first tokens."""
         self._gives_first = False
         """Whether the last step that began gives first tokens."""
-        self.exceeded_in = 0
-        """The last step with prompts that knowingly took longer than promised."""
 
     # --- questions ------------------------------------------------------------------------------------------------
 
@@ -269,10 +267,7 @@ class Scheduler:
                     copied.append(change)
         self._under_way = plan
         self._gave_first = self._gives_first
-        self._gives_first = False
-        if plan.chunks:
-            self._gives_first = any(chunk.samples and not chunk.drafts for chunk in plan.chunks)
-            self.exceeded_in = plan.step if plan.over_budget else self.exceeded_in
+        self._gives_first = bool(plan.chunks) and any(chunk.samples and not chunk.drafts for chunk in plan.chunks)
         return Step(plan, left, joined, tuple(granted), tuple(copied))
 
     def _carry_out(self, preemptions: tuple[Preemption, ...]) -> None:

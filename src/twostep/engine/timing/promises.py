@@ -99,5 +99,5 @@ def _note(plan: Plan, least_ns: int) -> str:
     why = alone if promise.decodes_exceed else f"{alone}, which leaves no time for a token of a prompt"
     return (
         f"the ITL budget of {promise.budget_ns / 1e6:.1f} ms cannot be kept on this machine: {why}; the least possible "
-        f"for this batch is {least_ns / 1e6:.1f} ms. Prompts now advance every few steps"
+        f"for this batch is {least_ns / 1e6:.1f} ms. Prompts advance slowly meanwhile"
     )
