@@ -308,15 +308,17 @@ class Planner:
     def _least_shares(self, shares: Shares) -> Shares:
         """Gives least shares in turn, so that each prompt gets one at least every fourth step; overdue ones at once.
 
-        A time budget that has not enough for that slows them down. Then a waiting request has its first share before
-        them in every fourth step, or it would never get one. A prompt whose windows lack blocks gets nothing: it waits
-        for others to end.
+        A time budget that has not enough for that slows them down. Then the nearest to its first token comes first in
+        every second step, or short prompts would wait for long ones; and a waiting request has its first share before
+        all of them in every fourth step, or it would never get one.
+        A prompt whose windows lack blocks gets nothing: it waits for others to end.
         """
         given, step = dict(shares), self._s.counters.steps + 1
         turns = -(-len(given) // SHARE_EVERY_STEPS)
         if self._ledger.promise and self._s.waiting and step % SHARE_EVERY_STEPS == 0:
             turns = 0
-        for i, share in enumerate(sorted(shares.values(), key=lambda share: (share.seq.advanced, share.seq.number))):
+        order = _nearest if self._ledger.promise and step % 2 else _longest_ago
+        for i, share in enumerate(sorted(shares.values(), key=order)):
             if i < turns or step - share.seq.advanced >= SHARE_EVERY_STEPS:
                 given[share.seq.number] = self._with_least(share) or share
         return given
@@ -522,6 +524,11 @@ def may_pass(later: Sequence, earlier: Sequence) -> bool:
 
 _rank = attrgetter("rank")
 _number = attrgetter("number")
+
+
+def _longest_ago(share: Share) -> tuple[int, int]:
+    """The one that advanced longest ago first."""
+    return share.seq.advanced, share.seq.number
 
 
 def _nearest(share: Share) -> tuple[int, int, int]:
