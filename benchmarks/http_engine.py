@@ -72,6 +72,10 @@ class HttpEngine:
     def interrupt(self, stall: Stall) -> Served:
         return self._client.interrupt(stall)
 
+    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> http_load.Overtaken:
+        """See `http_load.overtaken`."""
+        return self._client.overtaken(streams, newcomers, after)
+
     def close(self) -> None:
         """Ends all processes of its process group."""
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -15,6 +15,8 @@ from benchmarks.measurement import EngineError
 from benchmarks.traces import Served, Trace
 from twostep.turns import take_short_turns
 
+NEWCOMER_S = 45
+"""How long a newcomer is waited for."""
 EVENT = b"data: {"
 """Start of a server-sent event with JSON."""
 
@@ -99,6 +101,88 @@ class _Progress:
             self.reached.set()
 
 
+def overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> "Overtaken":
+    """Each client asks for its stream again and again. When each has had `after` events, the newcomers are sent, one
+    after the other; then the streams are ended."""
+    take_short_turns()
+    return asyncio.run(_overtaken(port, streams, newcomers, after))
+
+
+@dataclass(frozen=True)
+class Overtaken:
+    """Times of the events of each reply."""
+
+    streams: list[Trace]
+    newcomers: list[Trace]
+
+
+async def _overtaken(port: int, streams: Sequence[Ask], newcomers: Sequence[Ask], after: int) -> Overtaken:
+    progress, traces = _Progress(len(streams), after), list[Trace]()
+    tasks = [asyncio.create_task(_again(port, ask, number, progress, traces)) for number, ask in enumerate(streams)]
+    under_way = asyncio.create_task(progress.reached.wait())
+    try:
+        await asyncio.wait([*tasks, under_way], return_when=asyncio.FIRST_COMPLETED)
+        late = list[Trace]()
+        for ask in newcomers:
+            try:
+                late.append(await asyncio.wait_for(_answered(port, ask), NEWCOMER_S))
+            except TimeoutError:
+                raise EngineError(f"a newcomer was not answered within {NEWCOMER_S} s") from None
+        if any(task.done() for task in tasks):
+            await asyncio.gather(*tasks)  # raises the error of a failed stream
+    finally:
+        for task in (*tasks, under_way):
+            task.cancel()
+        await asyncio.gather(*tasks, under_way, return_exceptions=True)
+    return Overtaken(traces, late)
+
+
+async def _again(port: int, ask: Ask, number: int, progress: "_Progress", traces: list[Trace]) -> None:
+    """Until it is cancelled; the last reply counts as far as it came."""
+    while True:
+        watched = _Watched()
+
+        def note(data: bytes, watched: _Watched = watched) -> None:
+            watched.note(data)
+            progress.note(number, data)
+
+        try:
+            reply = await fetch(port, ask.path, ask.body, note)
+            reply.body()  # raises for an error
+        finally:
+            if watched.any:
+                traces.append(watched.trace())
+
+
+async def _answered(port: int, ask: Ask) -> Trace:
+    watched = _Watched()
+    reply = await fetch(port, ask.path, ask.body, watched.note)
+    reply.body()  # raises for an error
+    return watched.trace()
+
+
+class _Watched:
+    """Times of the events of a reply while it arrives."""
+
+    def __init__(self) -> None:
+        self._asked_s = perf_counter()
+        self._at_s: list[float] = []
+
+    def note(self, data: bytes) -> None:
+        self._at_s += [perf_counter()] * data.count(EVENT)
+
+    @property
+    def any(self) -> bool:
+        """Whether there was an event."""
+        return bool(self._at_s)
+
+    def trace(self) -> Trace:
+        """Raises `EngineError` if there was none."""
+        if not self._at_s:
+            raise EngineError("a reply had no events")
+        return Trace(self._asked_s, len(self._at_s), self._at_s)
+
+
 async def _health_during(port: int, ask: Ask, pause_s: float) -> list[Reply]:
     asked, probes = asyncio.create_task(fetch(port, ask.path, ask.body)), list[Reply]()
     while not asked.done():
@@ -138,6 +222,11 @@ class Completions:
             [newcomer] = self._asks([stall.newcomer])
             load = interrupted(self._port, self._asks(stall.streams), newcomer, stall.after)
             return self._served([*stall.streams, stall.newcomer], load.replies)
+
+    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> Overtaken:
+        """See `overtaken`. The last events of a reply have no token, but come with or right after the last one."""
+        with self._named():
+            return overtaken(self._port, self._asks(streams), self._asks(newcomers), after)
 
     def _asks(self, jobs: Sequence[Job]) -> list[Ask]:
         return asks(jobs, self._further)

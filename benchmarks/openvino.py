@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engines import Decode, Measure, Prefill
+from benchmarks.http_load import Overtaken
 from benchmarks.jobs import Job, Stall, prompt
 from benchmarks.measurement import EngineError
 from benchmarks.traces import Served, Trace
@@ -117,6 +118,17 @@ class OpenVinoServing:
 
     def interrupt(self, stall: Stall) -> Served:
         return self._served(what="interrupt", jobs=_pairs([*stall.streams, stall.newcomer]), after=stall.after)
+
+    def overtaken(self, streams: Sequence[Job], newcomers: Sequence[Job], after: int) -> Overtaken:
+        """One newcomer after the other, each beside new streams, which are as long as its prompt has steps of 24
+        tokens. Raises `EngineError` if they end before its first token."""
+        done = Overtaken([], [])
+        for newcomer in newcomers:
+            tokens = 2 * after + 64 + len(newcomer.prompt) // 24
+            served = self.interrupt(Stall([Job(job.prompt, tokens) for job in streams], newcomer, after))
+            done.streams.extend(served.traces[:-1])
+            done.newcomers.append(served.traces[-1])
+        return done
 
     def close(self) -> None:
         self._process.close()

@@ -13,6 +13,7 @@ from benchmarks import (
     batching_tables,
     busy_tables,
     calibration_tables,
+    itl_tables,
     peers_tables,
     profile_tables,
     results,
@@ -113,6 +114,10 @@ def serve(folder: Path) -> str:
     return "\n\n".join(map(serve_tables.serve, results.read("serve", folder))) or NOT_MEASURED
 
 
+def itl(folder: Path) -> str:
+    return "\n\n".join(map(itl_tables.itl, results.read("itl", folder))) or NOT_MEASURED
+
+
 def clients(folder: Path) -> str:
     return "\n\n".join(map(serve_tables.clients, results.read("clients", folder))) or NOT_MEASURED
 
@@ -165,6 +170,7 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/batching.md", "bench-scheduler", scheduler),
     ("README.md", "bench-serve", serve_readme),
     ("docs/serving.md", "bench-serve", serve),
+    ("docs/itl.md", "bench-itl", itl),
     ("docs/benchmarking.md", "compared", clients),
     ("README.md", "bench-calibration", calibration_readme),
     ("docs/calibration.md", "bench-calibration", calibration),
@@ -194,6 +200,8 @@ def render(documents: Path = ROOT, folder: Path = results.FOLDER) -> dict[str, s
         texts[path] = fill(texts[path], name, make(folder))
     for result in results.read("batching", folder):
         texts |= {f"docs/{path}": text for path, text in batching_tables.plots(result).items()}
+    for result in results.read("itl", folder):
+        texts |= {f"docs/{path}": text for path, text in itl_tables.plots(result)}
     return texts | {f"docs/{path}": text for path, text in two_phases.drawings().items()}
 
 

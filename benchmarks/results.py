@@ -45,4 +45,10 @@ def rounded(value: Any) -> Any:
 
 def read(kind: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
     """The results of one kind (`model`, `peers-model`), sorted by file name."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{kind}-*.json"))]
+    return [read_file(path) for path in sorted(folder.glob(f"{kind}-*.json"))]
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """One result."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found

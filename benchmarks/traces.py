@@ -18,6 +18,14 @@ class Trace:
     tokens: int
     token_s: Sequence[float]
 
+    @property
+    def gaps_ms(self) -> list[float]:
+        return [1000 * (after - before) for before, after in pairwise(self.token_s)]
+
+    def gaps_until_ms(self, end_s: float) -> list[float]:
+        """Gaps that ended before then."""
+        return [1000 * (after - before) for before, after in pairwise(self.token_s) if after < end_s]
+
 
 @dataclass(frozen=True)
 class Served:
@@ -46,6 +54,13 @@ class Gaps:
     p99_ms: Spread
     ttft_ms: Spread
     """TTFT of the newcomer."""
+
+
+def during_ms(stream: Trace, newcomers: Sequence[Trace]) -> list[float]:
+    """Gaps of a stream that overlap the wait of a newcomer for its first token."""
+    waits = [(trace.asked_s, trace.token_s[0]) for trace in newcomers]
+    pairs = list(pairwise(stream.token_s))
+    return [1000 * (b - a) for a, b in pairs if any(b >= asked and a <= answered for asked, answered in waits)]
 
 
 def gaps(runs: Sequence[Served]) -> Gaps:

@@ -256,8 +256,11 @@ class TestWhatIsRefused:
                 "threads is 100000; it has to be an integer from 1 to the number of CPUs, ",
             ),
             ({"kv_memory": 2}, "kv_memory is 2; it has to be a share above 0 and at most 1"),
-            ({"chunking": "halves"}, "chunking is 'halves'; it has to be none, tokens=N or time=MILLISECONDS"),
-            ({"chunking": 3}, "chunking is 3; it has to be none, tokens=N or time=MILLISECONDS"),
+            (
+                {"chunking": "halves"},
+                "chunking is 'halves'; it has to be none, tokens=N, time=MILLISECONDS or time=auto",
+            ),
+            ({"chunking": 3}, "chunking is 3; it has to be none, tokens=N, time=MILLISECONDS or time=auto"),
             ({"executor": "torch"}, "executor is 'torch'; it has to be native or reference"),
             ({"record": 3}, "record is 3; it has to be the path of a file"),
             ({"overlap": None}, "overlap is None; it has to be true or false"),

@@ -139,7 +139,7 @@ def test_it_says_at_the_start_how_memory_is_divided_and_what_is_set(
     ("options", "message"),
     [
         (["--max-num-seqs", "0"], "--max-num-seqs is '0'; it has to be an integer from 1"),
-        (["--chunking", "some"], "--chunking is 'some'; it has to be none, tokens=N or time=MILLISECONDS"),
+        (["--chunking", "some"], "--chunking is 'some'; it has to be none, tokens=N, time=MILLISECONDS or time=auto"),
         (["--max-model-len", "9000"], "max_model_len is 9000; it has to be from 2 to the context, 8192"),
         (["--kv-memory", "100TiB"], "the KV cache does not fit: "),
         (["--kv-memory", "1KiB"], "the KV cache does not hold "),

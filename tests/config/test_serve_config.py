@@ -168,10 +168,25 @@ def test_both_names_in_one_place_are_refused() -> None:
     assert problem == "--itl-budget and --chunking set the same thing; give one of the two"
 
 
+def test_an_itl_budget_may_be_chosen_for_each_step(tmp_path: Path) -> None:
+    """From every door; what is chosen is in the plans and the metrics."""
+    toml = tmp_path / "server.toml"
+    toml.write_text('itl_budget = "auto"\n')
+    doors = [
+        configs({"itl_budget": "auto"}),
+        configs({"chunking": "time=auto"}),
+        configs({}, {"TWOSTEP_ITL_BUDGET": "auto"}),
+        configs({"config": str(toml)}),
+    ]
+    assert {engine.chunking for _, engine in doors} == {TimeBudget(None)}
+    assert {set_by(server, "itl_budget")[0] for server, _ in doors} == {"auto"}
+    assert EngineConfig(itl_budget="auto").to_json()["chunking"] == "time=auto"
+
+
 @pytest.mark.parametrize("budget", ["0", "-1", "nan", "inf"])
 def test_an_itl_budget_is_a_time(budget: str) -> None:
     assert refusal({"itl_budget": budget}).startswith(
-        f"--itl-budget is {budget!r}; it has to be milliseconds from 0.001"
+        f"--itl-budget is {budget!r}; it has to be auto or milliseconds from 0.001"
     )
 
 
@@ -208,9 +223,9 @@ NOT_ALLOWED = [
     ("max_num_seqs", "0", "an integer from 1"),
     ("max_num_batched_tokens", "0", "an integer from 1"),
     ("max_model_len", "1", "an integer from 2"),
-    ("chunking", "often", "none, tokens=N or time=MILLISECONDS"),
-    ("chunking", "tokens=0", "none, tokens=N or time=MILLISECONDS"),
-    ("chunking", f"time={'9' * 400}", "none, tokens=N or time=MILLISECONDS"),
+    ("chunking", "often", "none, tokens=N, time=MILLISECONDS or time=auto"),
+    ("chunking", "tokens=0", "none, tokens=N, time=MILLISECONDS or time=auto"),
+    ("chunking", f"time={'9' * 400}", "none, tokens=N, time=MILLISECONDS or time=auto"),
     ("batching", "static", "continuous, static=SIZE or static=SIZE,wait=MILLISECONDS"),
     ("admission", "luck", "priority, fcfs or shortest-prefill"),
     ("kv_memory", "much", "a share above 0 and at most 1, such as 0.5, a size in B"),

@@ -71,12 +71,12 @@ def test_a_short_request_does_not_wait_for_the_rest_of_a_huge_one(chunking: Chun
 
 @pytest.mark.parametrize("chunking", [TokenBudget(64), TimeBudget(30 * MS)])
 def test_a_short_request_does_not_wait_even_where_decodes_alone_exceed_the_budget(chunking: ChunkPolicy) -> None:
-    """CASES 3: the first that may join has its first share at least every fourth step."""
+    """CASES 3: the first that may join has its first share at least every fourth step. The forty decode by then."""
     session = Session(config(chunking=chunking, max_num_seqs=64, blocks=2000))
     for i in range(40):
         session.ask(text(10, i), 200)
-    session.ask(text(2500, 50), 1, at_ns=700 * MS)
-    short = session.ask(text(10, 51), 1, at_ns=1500 * MS)
+    session.ask(text(2500, 50), 1, at_ns=2200 * MS)
+    short = session.ask(text(10, 51), 1, at_ns=3000 * MS)
     session.run()
     step_ns = max(step_ns_of(step.plan.shape) for step in session.steps if step.plan.decoding >= 40)
     assert session.life(short).ttft_ns <= 6 * step_ns

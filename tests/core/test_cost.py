@@ -55,7 +55,7 @@ def test_terms_add_up_to_the_expected_time(added: list[tuple[int, int, int]]) ->
         model.observe(shape, 10_000_000 * (i + 1))
     cost = model.estimate(shape)
     assert sum(cost.terms) == pytest.approx(cost.expected_ns, abs=2)
-    assert cost.expected_ns <= cost.bound_ns <= 1.25 * cost.expected_ns + 1
+    assert cost.expected_ns <= cost.bound_ns <= 1.5 * cost.expected_ns + 1
 
 
 class InTiles:

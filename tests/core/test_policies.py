@@ -108,31 +108,32 @@ EIGHT_DECODE = decode_shape(8, 800)
     ],
 )
 def test_a_token_budget_counts_decodes_and_cuts_at_blocks(start: int, wanted: int, tokens: int) -> None:
-    grant = TokenBudget(64).grant(EIGHT_DECODE, start, wanted, decoding=True)
+    grant = TokenBudget(64).grant(EIGHT_DECODE, start, wanted, None)
     assert grant.tokens == tokens
     assert grant.reason == (WHOLE if tokens == wanted else Reason(Why.TOKEN_BUDGET, (64,)))
 
 
 def test_a_budget_that_ends_before_the_block_does_gives_nothing() -> None:
     """The planner's least shares see to it that prompts go on all the same."""
-    assert TokenBudget(12).grant(StepShape(), 0, 100, decoding=False).tokens == 0
-    assert TokenBudget(12).grant(StepShape(), 8, 100, decoding=False).tokens == 8
-    assert TokenBudget(4).grant(EIGHT_DECODE, 0, 100, decoding=True).tokens == 0
+    assert TokenBudget(12).grant(StepShape(), 0, 100, None).tokens == 0
+    assert TokenBudget(12).grant(StepShape(), 8, 100, None).tokens == 8
+    assert TokenBudget(4).grant(EIGHT_DECODE, 0, 100, None).tokens == 0
 
 
 def test_unchunked_takes_whole_prompts_up_to_its_budget_and_always_the_first() -> None:
     chunking = Unchunked(100)
-    assert chunking.grant(EIGHT_DECODE, 0, 1000, decoding=True).tokens == 1000
+    assert chunking.grant(EIGHT_DECODE, 0, 1000, None).tokens == 1000
     beside = EIGHT_DECODE.with_slice(0, 60, 1)
-    assert chunking.grant(beside, 0, 32, decoding=True).tokens == 32
-    assert chunking.grant(beside, 0, 33, decoding=True) == (0, Reason(Why.TOKEN_BUDGET, (100,)))
+    assert chunking.grant(beside, 0, 32, None).tokens == 32
+    assert chunking.grant(beside, 0, 33, None) == (0, Reason(Why.TOKEN_BUDGET, (100,)))
 
 
 @pytest.mark.parametrize(("decoding", "limit", "why"), [(True, 40, Why.ITL_BUDGET), (False, 250, Why.LONGEST_STEP)])
 def test_a_time_budget_binds_while_others_decode_and_else_the_ceiling(decoding: bool, limit: int, why: Why) -> None:
     model = TrueModel()
     load = EIGHT_DECODE if decoding else StepShape()
-    grant = TimeBudget(40 * MS).sizer(model).grant(load, 0, 2000, decoding)
+    sizer = TimeBudget(40 * MS).sizer(model)
+    grant = sizer.grant(load, 0, 2000, sizer.promise(load, 0) if decoding else None)
     predicted_ns = model.estimate(load.with_slice(0, grant.tokens, 0)).bound_ns
     assert grant.reason == Reason(why, (limit * MS, predicted_ns))
     assert predicted_ns <= limit * MS < model.estimate(load.with_slice(0, grant.tokens + 16, 1)).bound_ns
@@ -145,10 +146,10 @@ def test_without_decodes_a_step_is_not_narrow_however_slow_the_machine() -> None
             return Cost(10_000 * MS, 10_000 * MS, Terms())
 
     chunking = TimeBudget(40 * MS).sizer(Slow())
-    alone = chunking.grant(StepShape(), 0, 2000, decoding=False)
+    alone = chunking.grant(StepShape(), 0, 2000, None)
     assert (alone.tokens, alone.reason.why) == (64, Why.LONGEST_STEP)
-    assert chunking.grant(StepShape().with_slice(0, 16, 0), 16, 2000, decoding=False).tokens == 48
-    assert chunking.grant(StepShape(), 0, 2000, decoding=True).tokens == 0
+    assert chunking.grant(StepShape().with_slice(0, 16, 0), 16, 2000, None).tokens == 48
+    assert chunking.grant(StepShape(), 0, 2000, chunking.promise(StepShape(), 0)).tokens == 0
 
 
 def test_a_time_budget_needs_a_cost_model() -> None:

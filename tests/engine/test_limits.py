@@ -116,14 +116,17 @@ def test_a_pinned_cache_that_holds_no_sequence_is_refused() -> None:
     [
         ({"max_model_len": 513}, "max_model_len is 513; it has to be from 2 to the context, 512"),
         ({"max_model_len": 1}, "max_model_len is 1; it has to be an integer from 2"),
-        ({"chunking": "sometimes"}, "chunking is 'sometimes'; it has to be none, tokens=N or time=MILLISECONDS"),
+        (
+            {"chunking": "sometimes"},
+            "chunking is 'sometimes'; it has to be none, tokens=N, time=MILLISECONDS or time=auto",
+        ),
         ({"chunking": "time=0"}, "chunking is 'time=0'"),
         ({"batching": "static=0"}, "batching is 'static=0'; it has to be continuous, static=SIZE or"),
         ({"admission": "random"}, "admission is 'random'; it has to be priority, fcfs or shortest-prefill"),
         ({"admission": "fcfs", "priority_preempts": True}, "priority_preempts needs an order by priority"),
         (
             {"max_num_batched_tokens": None, "chunking": "often"},
-            "chunking is 'often'; it has to be none, tokens=N or time=",
+            "chunking is 'often'; it has to be none, tokens=N, time=",
         ),
         (
             {"max_num_batched_tokens": 100, "max_num_seqs": 64},

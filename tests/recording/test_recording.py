@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +24,7 @@ from twostep.core.blocks import HASH_BYTES
 from twostep.core.cost import StepShape
 from twostep.core.loop import Abort, Command
 from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption, SliceOutcome, StepResult
+from twostep.core.promise import Promise
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
 from twostep.core.scheduler import Scheduler
@@ -60,7 +62,12 @@ requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some
 aborts = st.builds(Abort, st.text(), st.none() | counts)
 outcomes = st.builds(SliceOutcome, some, st.none() | st.sampled_from(FinishReason), counts)
 results = st.builds(
-    StepResult, counts, st.dictionaries(some, outcomes), st.dictionaries(some, hashes), failed=st.booleans()
+    StepResult,
+    counts,
+    st.dictionaries(some, outcomes),
+    st.dictionaries(some, hashes),
+    failed=st.booleans(),
+    starved_ns=counts,
 )
 chunks = st.builds(Chunk, some, counts, some, st.booleans(), reasons(), counts, st.lists(some).map(tuple))
 plans = st.builds(
@@ -75,6 +82,7 @@ plans = st.builds(
     st.lists(st.builds(NotAdmitted, some, reasons())).map(tuple),
     st.builds(StepShape, *[counts] * 7),
     st.none() | counts,
+    st.none() | st.builds(Promise, counts, counts, counts),
 )
 
 
@@ -121,6 +129,12 @@ class TestFormat:
             "9 computes 48 from 32 (token budget of 64 a step); 10 must wait (all 8 slots are taken); "
             "predicted 38.9 ms"
         )
+
+    def test_a_promise_in_words(self) -> None:
+        kept = Plan(8, 0, 3, predicted_ns=30_000_000, promise=Promise(40_000_000, 500_000, 9_000_000))
+        broken = replace(kept, predicted_ns=39_600_000)
+        assert plan_words(kept) == "step 8: 3 decode; predicted 30.0 ms + 0.5 outside the kernels, budget 40.0 ms"
+        assert plan_words(broken).endswith("predicted 39.6 ms + 0.5 outside the kernels, budget 40.0 ms, over budget")
 
     def test_a_hash_of_another_length_is_not_written(self) -> None:
         with pytest.raises(ValueError, match="16 bytes"):
@@ -201,7 +215,7 @@ def raised(recorder: Recorder, turns: int) -> list[str]:
     return errors
 
 
-STEP = [[5], [], [], [1, [], [], 0], [1, 0, 1, 0, [], [], [], [], [1, 0, 0, 1, 1, 0, 1], None]]
+STEP = [[5], [], [], [1, [], [], 0, 0], [1, 0, 1, 0, [], [], [], [], [1, 0, 0, 1, 1, 0, 1], None, None]]
 REQUEST = ["+", "a", 20, 4, "", 0, 1, 0]
 
 
@@ -233,8 +247,10 @@ def changed(place: list[int], value: object) -> object:
         (changed([3, 1], [[1, 1, "bored", 0]]), "outcome: finished is 'bored', not stop, length, abort, error"),
         (changed([3, 1], [[1, 0, None, 0]]), "outcome: tokens is 0, not a whole number from 1"),
         (changed([3, 3], 2), "result: failed is 2, not 0 or 1"),
-        (changed([4], []), "plan is [], not a list of 10"),
+        (changed([3, 4], -1), "result: starved ns is -1, not a whole number from 0"),
+        (changed([4], []), "plan is [], not a list of 11"),
         (changed([4, 8], [1, 1]), "plan: shape is [1, 1], not a list of 7"),
+        (changed([4, 10], [1]), "plan: promise is [1], not a list of 3"),
         (changed([4, 6], [[1, 0, 5, 1, ["WHOLE", 3], 0, []]]), "reason WHOLE is [3], not a list of 0"),
     ],
 )
@@ -293,7 +309,7 @@ def header(**changes: object) -> dict[str, object]:
         ),
         (
             header(chunking="time=0"),
-            "settings: chunking is 'time=0'; it has to be none, tokens=N or time=MILLISECONDS",
+            "settings: chunking is 'time=0'; it has to be none, tokens=N, time=MILLISECONDS or time=auto",
         ),
         (header(blocks=[0]), "settings: blocks is 0, not a whole number from 1"),
         (header(blocks=[None]), "settings: blocks is None, not a whole number from 1"),

@@ -107,7 +107,10 @@ def test_its_text() -> None:
         ("blocks", {"held": (WaitTime(Reason(Why.NO_BLOCKS, (0, 9, 3, 1)), 29_000 * MS, 1),),
                     "first_scheduled_ns": 30_000 * MS}),
         ("arithmetic", {"chunk_ns": 30_000 * MS}),
-        ("company", {"chunk_ns": 30_000 * MS, "alone_ns": 3 * MS}),
+        ("attention", {"chunk_ns": 30_000 * MS, "chunk_attention_ns": 20_000 * MS}),
+        ("attention", {"decode_ns": 30_000 * MS, "attention_ns": 20_000 * MS}),
+        ("cores", {"decode_ns": 30_000 * MS, "attention_ns": 20_000 * MS, "starved_ns": 16_000 * MS}),
+        ("company", {"chunk_ns": 30_000 * MS, "alone_ns": 3 * MS, "chunk_attention_ns": 3 * MS}),
         ("bandwidth", {"decode_ns": 30_000 * MS}),
         ("company", {"decode_ns": 30_000 * MS, "prefill_ns": 29_000 * MS}),
         ("cores", {"decode_ns": 30_000 * MS, "prefill_ns": 12_000 * MS, "starved_ns": 20_000 * MS}),
@@ -121,10 +124,20 @@ def test_the_verdict_names_what_took_longest(limit: str, changes: dict[str, int]
     first_ns = int(changes.get("first_scheduled_ns", 10 * MS))
     chunk_ns, decode_ns = changes.get("chunk_ns", 10 * MS), changes.get("decode_ns", 10 * MS)
     middle_ns, end_ns = first_ns + chunk_ns, first_ns + chunk_ns + decode_ns
-    chunk = ChunkTime(first_ns, middle_ns, 9, 1, kernel_ns=chunk_ns, alone_ns=changes.get("alone_ns", chunk_ns))
+    chunk = ChunkTime(
+        first_ns,
+        middle_ns,
+        9,
+        1,
+        kernel_ns=chunk_ns,
+        alone_ns=changes.get("alone_ns", chunk_ns),
+        attention_ns=changes.get("chunk_attention_ns", 0),
+    )
     kernel_ns = changes.get("kernel_ns", decode_ns)
     prefill_ns, starved_ns = changes.get("prefill_ns", 0), changes.get("starved_ns", 0)
-    decode = DecodeTime(middle_ns, end_ns, 1, 0, kernel_ns, 1, 0, prefill_ns=prefill_ns, starved_ns=starved_ns)
+    decode = DecodeTime(
+        middle_ns, end_ns, 1, 0, kernel_ns, 1, 0, prefill_ns, starved_ns, attention_ns=changes.get("attention_ns", 0)
+    )
     held: Any = changes.get("held", ())
     line = Timeline(0, first_ns, (chunk,), (middle_ns, end_ns), (), end_ns, held, (decode,))
     times = {name: changes[name] for name in ("received_ns", "form_ns", "sent_ns") if name in changes}
@@ -133,6 +146,23 @@ def test_the_verdict_names_what_took_longest(limit: str, changes: dict[str, int]
     assert 0.5 < verdict["share"] <= 1
     whole_ns = times.get("sent_ns", end_ns + 500) - times.get("received_ns", -3000)
     assert sum(verdict["limits_ns"].values()) == whole_ns
+    shares = list(verdict["shares"].values())
+    assert sum(shares) == pytest.approx(1, abs=0.001)
+    assert shares == sorted(shares, reverse=True)
+    assert next(iter(verdict["shares"])) == limit
+    assert verdict["shares"].keys() == {name for name, ns in verdict["limits_ns"].items() if ns}
+
+
+def test_the_share_of_every_limit_is_shown_in_one_line() -> None:
+    """Of 100 ms: 30 of attention and 20 of other own arithmetic beside 10 of company, then 40 of decoding."""
+    chunk = ChunkTime(0, 60 * MS, 9, 1, kernel_ns=60 * MS, alone_ns=50 * MS, attention_ns=30 * MS, others=4)
+    decode = DecodeTime(60 * MS, 100 * MS, 4, 0, 40 * MS, 4, 40 * MS, prefill_ns=0)
+    line = Timeline(0, 0, (chunk,), (60 * MS, 100 * MS), (), 100 * MS, (), (decode,))
+    made = reply(output(line), received_ns=0, submitted_ns=0, sent_ns=100 * MS)
+    told = json.loads(json.dumps(latency_breakdown(made)))
+    assert told["verdict"]["shares"] == {"bandwidth": 0.4, "attention": 0.3, "arithmetic": 0.2, "company": 0.1}
+    shown = "what held it: bandwidth 40%, attention 30%, arithmetic 20%, company 10%"
+    assert list(breakdown_lines(told))[3] == shown
 
 
 def test_the_verdict_says_how_often_a_prompt_was_cut_and_why() -> None:
@@ -376,12 +406,12 @@ def test_time_without_a_core_is_that_of_the_steps(settings: dict[str, Any], monk
     with watched(monkeypatch) as seen:
         outputs = served(CROWD, **settings)
     by_step = {end.step.plan.step: end for end in seen.ends}
-    assert all(0 < end.starved_ns < end.result.step_ns for end in seen.ends if end.step.plan.shape.tokens)
+    assert all(0 < end.result.starved_ns < end.result.step_ns for end in seen.ends if end.step.plan.shape.tokens)
     for (id_, index), number in seen.choices.items():
         line = outputs[id_].choices[index].timeline
-        assert all(chunk.starved_ns == by_step[chunk.step].starved_ns for chunk in line.chunks)
+        assert all(chunk.starved_ns == by_step[chunk.step].result.starved_ns for chunk in line.chunks)
         steps = [end for end in seen.ends if number in {given.number for given in end.given} - in_chunks(end)]
-        assert sum(run.starved_ns for run in line.decodes) == sum(end.starved_ns for end in steps)
+        assert sum(run.starved_ns for run in line.decodes) == sum(end.result.starved_ns for end in steps)
 
 
 def test_nothing_is_said_of_cores_where_the_threads_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import pickle
 
+from twostep.core.cost import decode_shape
 from twostep.core.plan import Plan
 from twostep.core.policies import MOST_PASSES, TimeBudget, TokenBudget
 from twostep.core.reasons import Why
@@ -48,17 +49,33 @@ def _check_slices(scheduler: Scheduler, plan: Plan) -> None:
 def _check_budget(scheduler: Scheduler, plan: Plan) -> None:
     config, shape = scheduler.config, plan.shape
     assert shape.tokens <= config.max_num_batched_tokens
-    if any(chunk.drafts for chunk in plan.chunks):
+    if any(scheduler.live[chunk.number].drafts for chunk in plan.chunks):
         return
     least = sum(min(config.chunking.least_tokens, chunk.tokens) for chunk in plan.chunks)
     if isinstance(config.chunking, TokenBudget):
         assert shape.tokens <= max(config.chunking.budget_tokens, plan.decoding + least)
-    if isinstance(config.chunking, TimeBudget) and shape.tokens > plan.decoding + least:
-        if not plan.decoding and shape.tokens <= config.chunking.alone_tokens:
-            return
-        limit = config.chunking.budget_ns if plan.decoding else config.chunking.ceiling_ns
-        assert plan.predicted_ns is not None
-        assert plan.predicted_ns <= limit
+    if isinstance(config.chunking, TimeBudget):
+        _check_time(scheduler, config.chunking, plan)
+
+
+def _check_time(scheduler: Scheduler, chunking: TimeBudget, plan: Plan) -> None:
+    """A step with decodes keeps its promise, or knowingly breaks it: with one least share at most, a narrow one.
+    One without decodes ends before the ceiling, unless it is narrow."""
+    least = sum(min(chunking.least_tokens, chunk.tokens) for chunk in plan.chunks)
+    assert plan.predicted_ns is not None
+    if plan.promise is None:
+        assert not plan.decoding
+        few = plan.shape.tokens <= max(least, chunking.alone_tokens)
+        assert few or plan.predicted_ns <= chunking.ceiling_ns
+    elif plan.predicted_ns + plan.promise.overhead_ns > plan.promise.budget_ns:
+        assert plan.over_budget
+        assert len(plan.chunks) <= 1
+        assert plan.shape.tokens - plan.decoding == least
+        if least > 1:
+            decodes_ns = plan.promise.decodes_ns
+            one_ns = scheduler.sizer.predicted_ns(decode_shape(plan.decoding, 0).with_slice(0, 1, 1))
+            assert one_ns is not None
+            assert plan.predicted_ns <= max(decodes_ns * 9 / 8, decodes_ns + one_ns)
 
 
 def _check_preemptions(scheduler: Scheduler, plan: Plan) -> None:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 from twostep.config.resolution import Resolution
 from twostep.config.settings import BY_NAME, FLAGGED, Setting
-from twostep.config.values import ms_text
-from twostep.core.policies import TimeBudget
+from twostep.config.values import AUTO, ms_text
+from twostep.core.policies import ChunkPolicy, TimeBudget
 
 
 class Effective(NamedTuple):
@@ -58,10 +58,15 @@ def effective_rows(resolution: Resolution) -> tuple[Effective, ...]:
 def _row(setting: Setting, resolution: Resolution) -> Effective:
     given = resolution[setting.alias_of or setting.name]
     if setting.name == "itl_budget":
-        budget = given.value
-        value = float(ms_text(budget.budget_ns)) if isinstance(budget, TimeBudget) else None
-        return Effective(setting.name, value, given.by)
+        return Effective(setting.name, _itl_budget(given.value), given.by)
     return Effective(setting.name, setting.show(given.value), given.by)
+
+
+def _itl_budget(chunking: ChunkPolicy) -> float | str | None:
+    """In ms; None if chunks are not sized by time."""
+    if not isinstance(chunking, TimeBudget):
+        return None
+    return AUTO if chunking.budget_ns is None else float(ms_text(chunking.budget_ns))
 
 
 def config_answer(server: Server, loaded: Loaded) -> dict[str, Any]:
@@ -90,6 +95,22 @@ def config_schema() -> dict[str, Any]:
             "arithmetic": {"type": "array", "items": text},
         }
     )
+
+
+def budget_schema() -> dict[str, Any]:
+    """JSON Schema of what `/v1/config` says of the budget by time."""
+    number, count = {"type": "number"}, {"type": "integer"}
+    kept = _object(
+        {
+            "budget_ms": number,
+            "steps": count,
+            "late_steps": count,
+            "late_steps_starved": count,
+            "impossible_steps": _object({"decodes": count, "prompt": count}),
+            "least_possible_ms": {"anyOf": [number, {"type": "null"}]},
+        }
+    )
+    return {"anyOf": [kept, {"type": "null"}], "description": "How the budget by time is kept"}
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -246,17 +246,19 @@ def kv_memory() -> Kind:
 
 
 def itl_budget() -> Kind:
-    """Milliseconds between tokens: another form of `chunking` by time."""
+    """Milliseconds between tokens, or auto: another form of `chunking` by time."""
 
     def check(value: object) -> TimeBudget:
+        if value == AUTO:
+            return TimeBudget(None)
         if not isinstance(value, Real) or isinstance(value, bool):
             raise ValueError
         return TimeBudget(ns_of_ms(float(value)))
 
     return Kind(
-        f"milliseconds from {LEAST_MS:g} to {MOST_MS:.0f}",
-        lambda given: check(float(given)),
+        f"{AUTO} or milliseconds from {LEAST_MS:g} to {MOST_MS:.0f}",
+        lambda given: check(given if given == AUTO else float(given)),
         check,
-        (int, float),
-        schema={"type": "number"},
+        (str, int, float),
+        schema={"anyOf": [{"type": "number"}, {"const": AUTO}]},
     )

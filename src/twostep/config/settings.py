@@ -197,12 +197,14 @@ SETTINGS = (
     ),
     Setting(
         "itl_budget", "scheduler", kinds.itl_budget(), "MS",
-        "target inter-token latency; sizes prefill chunks to keep it: another form of --chunking time=MS",
+        "longest time between two tokens of a stream, or auto: chosen for each step from what its decodes take; sizes "
+        "prefill chunks to keep it: another form of --chunking time=MS",
         alias_of="chunking",
     ),
     Setting(
         "chunking", "scheduler", kinds.chunking(), "HOW",
-        "how prompts are cut into chunks: none, tokens=N per step, or time=MS per step", default=TokenBudget(512),
+        "how prompts are cut into chunks: none, tokens=N per step, time=MS per step, or time=auto",
+        default=TokenBudget(512),
     ),
     Setting(
         "batching", "scheduler", kinds.batching(), "HOW",

@@ -50,7 +50,9 @@ AUTO, NONE = "auto", "none"
 
 # --- chunking -----------------------------------------------------------------------------------------------------
 
-CHUNKING = "none, tokens=N or time=MILLISECONDS"
+CHUNKING = "none, tokens=N, time=MILLISECONDS or time=auto"
+AUTO = "auto"
+"""In place of a time: chosen for each step from what its decodes take."""
 
 
 def parse_chunking(text: str) -> ChunkPolicy:
@@ -59,6 +61,8 @@ def parse_chunking(text: str) -> ChunkPolicy:
         return Unchunked()
     if match := re.fullmatch(r"tokens=([1-9][0-9]*)", text):
         return TokenBudget(int(match[1]))
+    if text == f"time={AUTO}":
+        return TimeBudget(None)
     if match := re.fullmatch(r"time=([0-9]+(?:\.[0-9]+)?)", text):
         return TimeBudget(ns_of_ms(float(match[1])))
     raise ValueError
@@ -172,7 +176,7 @@ def text_of(value: ChunkPolicy | Batching | KvMemory) -> str:
         case TokenBudget():
             return f"tokens={value.budget_tokens}"
         case TimeBudget():
-            return f"time={ms_text(value.budget_ns)}"
+            return f"time={AUTO if value.budget_ns is None else ms_text(value.budget_ns)}"
         case Static(size=size, patience_ns=wait_ns):
             return f"static={size}" if wait_ns == GATHER_NS else f"static={size},wait={ms_text(wait_ns)}"
         case MemoryShare(share=share):

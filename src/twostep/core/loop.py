@@ -167,9 +167,10 @@ class EngineLoop:
         """Applies the result of the step under way, if the executor has it. False if it runs, or there is none."""
         if self._step is None or (result := self._executor.poll()) is None:
             return False
-        resolved = self.scheduler.resolve(result)
+        now = self._clock.now()
+        resolved = self.scheduler.resolve(result, now)
         step, self._step = self._step, None
-        self._observer.ended(step, result, resolved, self._clock.now())
+        self._observer.ended(step, result, resolved, now)
         return True
 
     def _next_step(self) -> Step | None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from twostep.core.cost import StepShape
 from twostep.core.kv_cache import Copied, Granted
+from twostep.core.promise import Promise
 from twostep.core.reasons import Reason
 from twostep.core.request import BLOCK_TOKENS, FinishReason
 
@@ -75,7 +76,9 @@ class Plan:
     not_admitted: tuple[NotAdmitted, ...] = ()
     shape: StepShape = field(default_factory=StepShape)
     predicted_ns: int | None = None
-    """The bound of the step's time; None if chunks are not sized by time."""
+    """The bound of the kernels' time; None if chunks are not sized by time."""
+    promise: Promise | None = None
+    """What the step keeps to; None if nothing decodes in it, or chunks are not sized by time."""
     next_wake_ns: int | None = None
     """Only of an empty plan: when to plan again even if nothing arrives. None: not before the next arrival or abort."""
 
@@ -83,6 +86,20 @@ class Plan:
     def empty(self) -> bool:
         """Whether it changes nothing."""
         return not (self.shape.tokens or self.preemptions)
+
+    @property
+    def longest_ns(self) -> int | None:
+        """The bound of the time from the tokens of the step before to those of this one; None without a promise."""
+        if self.promise is None or self.predicted_ns is None:
+            return None
+        return self.predicted_ns + self.promise.overhead_ns
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether it knowingly breaks its promise: the budget is impossible for this batch, and `longest_ns` is the
+        least that would be possible."""
+        longest_ns = self.longest_ns
+        return longest_ns is not None and self.promise is not None and longest_ns > self.promise.budget_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +131,7 @@ class SliceOutcome(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What the executor reports. `hashes`: of output blocks that this step filled, in order; without them output blocks
-    do not enter the prefix cache.
+    do not enter the prefix cache. `starved_ns`: of the time, what the kernels were kept from the cores (estimated).
 
     `failed`: nothing was computed, and the content of the blocks that the step wrote is unknown; `outcomes` has FAILED
     for the sequences that caused it.
@@ -124,6 +141,7 @@ class StepResult:
     outcomes: Mapping[int, SliceOutcome] = field(default_factory=dict)
     hashes: Mapping[int, tuple[bytes, ...]] = field(default_factory=dict)
     failed: bool = False
+    starved_ns: int = 0
 
 
 class Finished(NamedTuple):

@@ -4,7 +4,8 @@ A plan is made in three phases. All take what they use from one `Ledger`, and ea
 
 1. Decodes. Every member of the decode batch computes one token, and every sequence with drafts verifies them. Where
    blocks are lacking for that, the latest sequence is preempted.
-2. Least shares. Prompts in prefill get a small chunk in turn, whatever the budget, so that decodes never starve them.
+2. Least shares. Prompts in prefill get a small chunk in turn, so that decodes never starve them: whatever the token
+   budget; under a time budget what it leaves, or a token or a few (`core/promise.py`).
 3. The rest of the budget goes to the most urgent, among equals to the prompt nearest to its first token: prompts in
    prefill, and waiting ones that find a slot and blocks, in the order of admission. No request is admitted in a step
    that preempts another.
@@ -21,6 +22,7 @@ from twostep.core.cost import StepShape, decode_shape
 from twostep.core.kv_cache import Counts
 from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption
 from twostep.core.policies import MOST_PASSES, ChunkSizer, Grant
+from twostep.core.promise import Promise
 from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import BLOCK_TOKENS, Sequence, Stage
 
@@ -40,7 +42,7 @@ class Ledger:
     them for one more slice is what `grant` answers.
     """
 
-    __slots__ = ("_cuts", "_max_tokens", "_sizer", "blocks", "decoding", "load", "slots")
+    __slots__ = ("_cuts", "_max_tokens", "_sizer", "blocks", "decodes", "load", "promise", "slots")
 
     def __init__(
         self, blocks: Counts, slots: int, max_tokens: int, sizer: ChunkSizer, load: StepShape, *, cuts: bool
@@ -50,8 +52,10 @@ class Ledger:
         self.slots = slots
         self.load = load
         """The slices decided so far."""
-        self.decoding = False
-        """Whether sequences decode in this step, and would be delayed by a wider one; phase 1 decides."""
+        self.decodes = load
+        """Of it, the decodes and drafts: what phase 1 decided."""
+        self.promise: Promise | None = None
+        """What the step keeps to if sequences decode in it, which a wider one would delay; phase 1 decides."""
         self._max_tokens, self._sizer, self._cuts = max_tokens, sizer, cuts
 
     def fits(self, blocks: Counts, slots: int = 0) -> bool:
@@ -86,12 +90,13 @@ class Ledger:
         """Tokens left, whatever the policy."""
         return self._max_tokens - self.load.tokens
 
-    def grant(self, start: int, wanted: int) -> Grant:
-        """How many of `wanted` tokens from `start` the token and time budgets have left, and what limits them."""
+    def grant(self, start: int, wanted: int, held: int = 0) -> Grant:
+        """How many of `wanted` tokens from `start` the token and time budgets have left, and what limits them.
+        `held`: what the same slice has in the load, before `start`."""
         room = self.tokens
         if room >= wanted:
-            return self._sizer.grant(self.load, start, wanted, self.decoding)
-        grant = self._sizer.grant(self.load, start, room, self.decoding) if self._cuts else Grant(0, WHOLE)
+            return self._sizer.grant(self.load, start, wanted, self.promise, held)
+        grant = self._sizer.grant(self.load, start, room, self.promise, held) if self._cuts else Grant(0, WHOLE)
         held_back = not self._cuts or grant.tokens == room
         return Grant(grant.tokens, Reason(Why.TOKEN_BUDGET, (self._max_tokens,))) if held_back else grant
 
@@ -176,7 +181,7 @@ class Planner:
         decodes, rest = self._plan_decodes(), NO_REST
         if self._has_prompts:
             rest = self._share_rest(decodes, self._least_shares(self._prompts(decodes)))
-        load, shares = self._ledger.load, rest.shares.values()
+        load, shares, promise = self._ledger.load, rest.shares.values(), self._ledger.promise
         plan = Plan(
             step=self._s.counters.steps + 1,
             changes=self._s.changes,
@@ -187,7 +192,8 @@ class Planner:
             chunks=(*decodes.verifying.values(), *[share.chunk() for share in shares if share.tokens]),
             not_admitted=rest.not_admitted,
             shape=load,
-            predicted_ns=self._s.sizer.predicted_ns(load),
+            predicted_ns=promise.decodes_ns if promise and not rest.shares else self._s.sizer.predicted_ns(load),
+            promise=promise,
         )
         return plan if load.tokens or plan.preemptions else replace(plan, next_wake_ns=self._next_wake_ns())
 
@@ -210,7 +216,9 @@ class Planner:
         if self._has_prompts:
             self._verify_drafts(decodes)
             self._preempt_for_urgent(decodes)
-        self._ledger.decoding = decodes.decoding > 0 or bool(decodes.verifying)
+        self._ledger.decodes = self._ledger.load
+        if self._s.sizer.learns and (decodes.decoding or decodes.verifying):
+            self._ledger.promise = self._s.sizer.promise(self._ledger.load, self._s.overhead_ns())
         return decodes
 
     def _make_room_for_decodes(self, decodes: Decodes) -> None:
@@ -300,15 +308,28 @@ class Planner:
     def _least_shares(self, shares: Shares) -> Shares:
         """Gives least shares in turn, so that each prompt gets one at least every fourth step; overdue ones at once.
 
+        A time budget that has not enough for that slows them down. Then the nearest to its first token comes first in
+        every second step, or short prompts would wait for long ones; and a waiting request has its first share before
+        all of them in every fourth step, or it would never get one.
         A prompt whose windows lack blocks gets nothing: it waits for others to end.
         """
-        given, least = dict(shares), self._config.chunking.least_tokens
-        turns, step = -(-len(given) // SHARE_EVERY_STEPS), self._s.counters.steps + 1
-        for i, share in enumerate(sorted(shares.values(), key=lambda share: (share.seq.advanced, share.seq.number))):
+        given, step = dict(shares), self._s.counters.steps + 1
+        turns = -(-len(given) // SHARE_EVERY_STEPS)
+        if self._ledger.promise and self._s.waiting and step % SHARE_EVERY_STEPS == 0:
+            turns = 0
+        order = _nearest if self._ledger.promise and step % 2 else _longest_ago
+        for i, share in enumerate(sorted(shares.values(), key=order)):
             if i < turns or step - share.seq.advanced >= SHARE_EVERY_STEPS:
-                wider = self._widened(share, Grant(min(least, share.left), Reason(Why.LEAST_SHARE)))
-                given[share.seq.number] = wider or share
+                given[share.seq.number] = self._with_least(share) or share
         return given
+
+    def _with_least(self, share: Share) -> Share | None:
+        """The share with the least that a prompt gets, if the budget has it or may be exceeded for it; else None."""
+        least = min(self._config.chunking.least_tokens, share.left)
+        ledger = self._ledger
+        first = ledger.load is ledger.decodes
+        tokens = self._s.sizer.least_share(ledger.load, share.start, least, ledger.promise, first)
+        return self._widened(share, Grant(tokens, Reason(Why.LEAST_SHARE)))
 
     # --- phase 3: the rest of the budget --------------------------------------------------------------------------
 
@@ -327,7 +348,7 @@ class Planner:
         while unserved or candidate:
             competing = unserved.values()
             share = min((*competing, candidate) if candidate else competing, key=_nearest)
-            number, grant = share.seq.number, self._ledger.grant(share.start + share.tokens, share.left)
+            number, grant = share.seq.number, self._grant(share)
             if wider := self._widened(share, grant):
                 shares[number] = wider
             elif number not in shares:
@@ -342,14 +363,18 @@ class Planner:
         return Rest(shares, tuple(not_admitted), open_)
 
     def _first_share(self, candidate: Share, shares: Shares) -> Share | None:
-        """Its least share if the budget has it; in every fourth step, and where no prompt got anything, in any case, so
-        that some prompt always advances."""
+        """Its least share if the budget has it. In every fourth step, and where no prompt got anything, also if only
+        the prompts in prefill have used it up, so that some prompt always advances."""
         least = min(self._config.chunking.least_tokens, candidate.left)
         alone = not any(share.tokens for share in shares.values())
         in_turn = (self._s.counters.steps + 1) % SHARE_EVERY_STEPS == 0
         if alone or in_turn or self._ledger.grant(candidate.start, least).tokens == least:
-            return self._widened(candidate, Grant(least, Reason(Why.LEAST_SHARE)))
+            return self._with_least(candidate)
         return None
+
+    def _grant(self, share: Share) -> Grant:
+        """What the budgets have left for it."""
+        return self._ledger.grant(share.start + share.tokens, share.left, share.tokens)
 
     def _widened(self, share: Share, more: Grant) -> Share | None:
         """The share with `more` tokens, which are taken from the ledger, with the blocks that they need, and the slot
@@ -499,6 +524,11 @@ def may_pass(later: Sequence, earlier: Sequence) -> bool:
 
 _rank = attrgetter("rank")
 _number = attrgetter("number")
+
+
+def _longest_ago(share: Share) -> tuple[int, int]:
+    """The one that advanced longest ago first."""
+    return share.seq.advanced, share.seq.number
 
 
 def _nearest(share: Share) -> tuple[int, int, int]:

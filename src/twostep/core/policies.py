@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from twostep.core.cost import CostModel, StepShape, largest_slice
+from twostep.core.promise import Promise
 from twostep.core.reasons import WHOLE, Reason, Why
 from twostep.core.request import BLOCK_TOKENS, Sequence
 
@@ -105,12 +106,21 @@ class ChunkSizer(Protocol):
     learns: bool
     """Whether it needs the cost model to learn from every step."""
 
-    def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
-        """How many of `wanted` tokens from position `start` fit beside `load`. `decoding`: other sequences decode in
-        this step, and would be delayed."""
+    def promise(self, decodes: StepShape, overhead_ns: int) -> Promise | None:
+        """What a step keeps to in which these decode, with `overhead_ns` outside the kernels; None if it does not size
+        chunks by time."""
+
+    def grant(self, load: StepShape, start: int, wanted: int, promise: Promise | None, held: int = 0) -> Grant:
+        """How many of `wanted` tokens from position `start` fit beside `load`. `promise`: other sequences decode in
+        this step, and must not be delayed longer. `held`: tokens of the same slice before `start`, already in `load`.
+        """
+
+    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, first: bool) -> int:
+        """How many of the `most` tokens of a least share may be added to `load`, though `grant` might have none left.
+        `first`: no prompt has a share of this step yet."""
 
     def predicted_ns(self, shape: StepShape) -> int | None:
-        """The bound of such a step's time; None if it does not size chunks by time."""
+        """The bound of the kernels' time for such a step; None if it does not size chunks by time."""
 
 
 class ChunkPolicy(Protocol):
@@ -129,6 +139,13 @@ class _CountsTokens:
 
     learns = False
 
+    def promise(self, decodes: StepShape, overhead_ns: int) -> Promise | None:
+        return None
+
+    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, first: bool) -> int:
+        """All: it delays decodes by a known number of tokens."""
+        return most
+
     def predicted_ns(self, shape: StepShape) -> int | None:
         return None
 
@@ -144,7 +161,7 @@ class Unchunked(_CountsTokens):
     def sizer(self, cost: CostModel | None) -> "Unchunked":
         return self
 
-    def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
+    def grant(self, load: StepShape, start: int, wanted: int, promise: Promise | None, held: int = 0) -> Grant:
         """The first prompt of a step is granted whatever its length: all others in the step only decode."""
         fits = load.tokens == load.logit_rows or load.tokens + wanted <= self.budget_tokens
         return Grant(wanted, WHOLE) if fits else Grant(0, Reason(Why.TOKEN_BUDGET, (self.budget_tokens,)))
@@ -160,20 +177,37 @@ class TokenBudget(_CountsTokens):
     def sizer(self, cost: CostModel | None) -> "TokenBudget":
         return self
 
-    def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
+    def grant(self, load: StepShape, start: int, wanted: int, promise: Promise | None, held: int = 0) -> Grant:
         return _cut(start, wanted, self.budget_tokens - load.tokens, Reason(Why.TOKEN_BUDGET, (self.budget_tokens,)))
+
+
+AUTO_PARTS, AUTO_LEAST_PARTS = (2, 1), (3, 2)
+"""Of a step that only decodes: the automatic budget, and what it never falls below, so that prompts advance."""
+AUTO_LEAST_NS, AUTO_MOST_NS = 25_000_000, 100_000_000
+"""Nobody reads faster than 40 tokens a second; above a tenth of a second a stream seems to halt."""
+_MS = 1_000_000
+
+
+def automatic_budget_ns(decodes_ns: int, overhead_ns: int) -> int:
+    """Twice what the decodes of the present batch take, so that prompts get half of the machine; at least 25 ms, at
+    most 100 ms or one and a half times the decodes. In whole milliseconds."""
+    alone_ns = decodes_ns + overhead_ns
+    (times, by), (least_times, least_by) = AUTO_PARTS, AUTO_LEAST_PARTS
+    wanted_ns = min(max(alone_ns * times // by, AUTO_LEAST_NS), AUTO_MOST_NS)
+    return -(-max(wanted_ns, alone_ns * least_times // least_by) // _MS) * _MS
 
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """A step is predicted to end within `budget_ns` while others decode, else within `ceiling_ns`.
+    """The time between two tokens of a sequence that decodes is predicted to be at most `budget_ns`; without decodes a
+    step is predicted to end within `ceiling_ns`. None: the budget is chosen for each step, `automatic_budget_ns`.
 
     With no decodes to delay, wide chunks give the best TTFT; the ceiling keeps the loop responsive to aborts and
     arrivals. However slow the machine is, such a step has `alone_tokens`: in narrower steps the fixed cost would
     dominate, and a model that never sees wider ones could not learn that they are cheaper.
     """
 
-    budget_ns: int
+    budget_ns: int | None
     ceiling_ns: int = 250_000_000
     least_tokens: int = BLOCK_TOKENS
     alone_tokens: int = 4 * BLOCK_TOKENS
@@ -192,15 +226,37 @@ class TimeSizer:
     def __init__(self, policy: TimeBudget, cost: CostModel) -> None:
         self._policy, self._cost = policy, cost
 
-    def grant(self, load: StepShape, start: int, wanted: int, decoding: bool) -> Grant:
+    def promise(self, decodes: StepShape, overhead_ns: int) -> Promise | None:
+        decodes_ns, budget_ns = self._cost.estimate(decodes).bound_ns, self._policy.budget_ns
+        return Promise(
+            automatic_budget_ns(decodes_ns, overhead_ns) if budget_ns is None else budget_ns, overhead_ns, decodes_ns
+        )
+
+    def grant(self, load: StepShape, start: int, wanted: int, promise: Promise | None, held: int = 0) -> Grant:
         policy = self._policy
-        budget_ns, least = (policy.budget_ns, 0) if decoding else (policy.ceiling_ns, policy.alone_tokens - load.tokens)
-        room = max(least, largest_slice(self._cost, load, start, wanted, budget_ns))
-        tokens = _cut(start, wanted, room, WHOLE).tokens
+        limit_ns, least = (promise.kernels_ns, 0) if promise else (policy.ceiling_ns, policy.alone_tokens - load.tokens)
+        others = load.without_slice(start - held, held, 0) if held else load
+        fits = largest_slice(self._cost, others, start - held, held + wanted, limit_ns) - held
+        tokens = _cut(start, wanted, max(least, fits), WHOLE).tokens
         if tokens == wanted:
             return Grant(tokens, WHOLE)
-        predicted_ns = self._cost.estimate(load.with_slice(start, tokens, 0)).bound_ns
-        return Grant(tokens, Reason(Why.ITL_BUDGET if decoding else Why.LONGEST_STEP, (budget_ns, predicted_ns)))
+        predicted_ns = self._cost.estimate(others.with_slice(start - held, held + tokens, 0)).bound_ns
+        if promise:
+            numbers = promise.budget_ns, predicted_ns + promise.overhead_ns
+            return Grant(tokens, Reason(Why.ITL_BUDGET, numbers))
+        return Grant(tokens, Reason(Why.LONGEST_STEP, (limit_ns, predicted_ns)))
+
+    def least_share(self, load: StepShape, start: int, most: int, promise: Promise | None, first: bool) -> int:
+        """As many as keep the promise, whether they end a block or not. If not even one does: to the first prompt of a
+        step as many as lengthen it by an eighth, at least one."""
+        if promise is None:
+            return most
+        if fits := largest_slice(self._cost, load, start, most, promise.kernels_ns):
+            return fits
+        if not first:
+            return 0
+        token_ns = self._cost.estimate(load.with_slice(start, 1, 1)).bound_ns
+        return max(1, largest_slice(self._cost, load, start, most, promise.slowed_ns(token_ns)))
 
     def predicted_ns(self, shape: StepShape) -> int | None:
         return self._cost.estimate(shape).bound_ns

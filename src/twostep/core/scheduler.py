@@ -21,12 +21,18 @@ from twostep.core.kv_cache import BlockGroup, Copied, Counts, Granted, KvCache
 from twostep.core.plan import Chunk, Finished, Plan, Preemption, Resolved, SliceOutcome, Step, StepResult
 from twostep.core.planning import MOST_IN_PREFILL, Planner
 from twostep.core.policies import Batching, ChunkPolicy, Continuous, Order, by_priority, fcfs
+from twostep.core.promise import HostTime
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import BLOCK_TOKENS, FinishReason, Request, Sequence, Stage
 
 MOST_PRESSURE = 5
 """Steps out of blocks that widen the reserve; each doubles it, each sequence that ends halves it."""
 ONE_TOKEN = SliceOutcome()
+STARVED_PART = 5
+"""A step whose kernels were kept from the cores for more than a 5th of its time says little about the next one: it does
+not teach the cost model. A front end and clients on the same cores take less than that from most steps."""
+MOST_STARVED = 64
+"""After so many such steps in a row they do teach: that is how fast this machine is now."""
 LEARN_EVERY_STEPS = 16
 """Steps that only decode are alike: unless chunks are sized by time, the cost model learns from one in so many."""
 
@@ -142,6 +148,14 @@ class Scheduler:
         self._left: list[int] = []
         self._joined: dict[int, Sequence] = {}
         self._decoding_learned = self._steps_until_learning = 0
+        self._starved = 0
+        """Starved steps in a row."""
+        self._host = HostTime()
+        self._ended_ns: int | None = None
+        self._gave_first = False
+        """Whether the step before gave first tokens."""
+        self._gives_first = False
+        """Whether the last step that began gives first tokens."""
 
     # --- questions ------------------------------------------------------------------------------------------------
 
@@ -164,6 +178,10 @@ class Scheduler:
         blocks = [group.blocks for group in self.config.groups]
         marks = [max(1, int(count * self.config.watermark)) for count in blocks]
         return tuple(min(count // 4, mark << self._pressure) for count, mark in zip(blocks, marks, strict=True))
+
+    def overhead_ns(self) -> int:
+        """The bound of the time outside the kernels from the last step that began to the next one."""
+        return self._host.bound_ns(after_first_tokens=self._gives_first)
 
     def plan(self, now: int) -> Plan:
         """The next step, decided at time `now` (ns). Changes nothing."""
@@ -248,6 +266,8 @@ class Scheduler:
                 else:
                     copied.append(change)
         self._under_way = plan
+        self._gave_first = self._gives_first
+        self._gives_first = bool(plan.chunks) and any(chunk.samples and not chunk.drafts for chunk in plan.chunks)
         return Step(plan, left, joined, tuple(granted), tuple(copied))
 
     def _carry_out(self, preemptions: tuple[Preemption, ...]) -> None:
@@ -336,20 +356,35 @@ class Scheduler:
 
     # --- a step ends ----------------------------------------------------------------------------------------------
 
-    def resolve(self, result: StepResult) -> Resolved:
-        """Applies what the step under way returned. Outcomes of sequences that have ended are ignored."""
+    def resolve(self, result: StepResult, now: int | None = None) -> Resolved:
+        """Applies what the step under way returned. Outcomes of sequences that have ended are ignored.
+
+        `now`: when it ended, to learn what passes between steps; None if there is no clock."""
         plan = self._under_way
         if plan is None:
             raise ValueError("no step is under way")
         self._under_way = None
+        before_ns, self._ended_ns = self._ended_ns, now
         if result.failed:
             return self._undo(plan, result)
         self._publish(plan, result)
         finished = [*self._settle_pending(result), *self._settle_others(result)]
-        self._learn(plan, result.step_ns)
+        if self._teaches(result):
+            self._learn(plan, result.step_ns)
+            if plan.promise and before_ns is not None and now is not None:  # the engine was not idle between
+                took_ns = now - before_ns - result.step_ns
+                self._host.observe(took_ns, after_first_tokens=self._gave_first)
         if self.waiting and (plan.chunks or result.hashes):
             self.changes += 1
         return Resolved(tuple(finished))
+
+    def _teaches(self, result: StepResult) -> bool:
+        """Whether the step's time says what the next one will take: it had its cores, or has not had them for long."""
+        if result.starved_ns * STARVED_PART <= result.step_ns:
+            self._starved = 0
+            return True
+        self._starved += 1
+        return self._starved > MOST_STARVED
 
     def _learn(self, plan: Plan, step_ns: int) -> None:
         """Teaches the cost model what the step took."""

@@ -97,8 +97,7 @@ class LoopIo:
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
         self._drop(resolved.finished)
-        given, starved_ns = self._executor.given, self._executor.starved_ns
-        self.collector.note(StepEnd(step, given, result, starved_ns, resolved, self._began_ns, now))
+        self.collector.note(StepEnd(step, self._executor.given, result, resolved, self._began_ns, now))
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
         self._drop(finished)
@@ -323,6 +322,10 @@ class Engine:
     def measured(self) -> Measured:
         """Times and counts of steps and tokens since the start."""
         return self._io.collector.times.meter.measured()
+
+    def take_notes(self) -> list[str]:
+        """What a log should say about the steps since the last call, see `PromiseMeter.take_notes`."""
+        return self._io.collector.times.meter.promises.take_notes()
 
     def close(self) -> None:
         """Frees weights, KV cache and threads, and ends the recording; running requests get no output.

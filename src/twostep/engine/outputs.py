@@ -36,6 +36,8 @@ class ChunkTime:
     """Kernel time of the steps since the last one with a token of this sequence."""
     starved_ns: int = 0
     """Estimated: part of `kernel_ns` in which the kernel threads had no core, for example because of other programs."""
+    attention_ns: int = 0
+    """Estimated: of `alone_ns`, attention; the rest is mostly the linear layers."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class DecodeTime:
     """Estimated: how much longer prompts of other requests made these steps."""
     starved_ns: int = 0
     """Estimated: part of `kernel_ns` in which the kernel threads had no core, for example because of other programs."""
+    attention_ns: int = 0
+    """Estimated: part of `kernel_ns` in which decodes read the KV cache."""
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,25 @@ from twostep.perf.recursive import RecursiveLeastSquares
 class LinearCostModel:
     """Fixed cost + cost per token + cost per query-key pair + cost per row of logits, fitted while running.
 
-    Negative costs count as zero. The margin is the smoothed relative error, at most a quarter. Prefill and decode
-    attention share one cost per pair.
+    Negative costs count as zero.
+
+    The margin is what 99 of 100 steps keep: a step that takes longer than the bound widens it by a quarter, every other
+    one narrows it by 1/400, which is in balance where one step in 89 takes longer. Steps with prompts have a margin of
+    their own, at least that of the others, so that the bound grows with every slice.
+
+    Prefill and decode attention share one cost per pair.
     """
 
-    SMOOTHING = 0.05
-    WIDEST_MARGIN = 0.25
+    WIDENING, NARROWING = 1.25, 1 - 1 / 400
+    LEAST_MARGIN, WIDEST_MARGIN = 0.01, 0.5
 
     def __init__(self, costs_ns: tuple[float, float, float, float] = (3e6, 1e6, 30.0, 2e5), doubt: float = 1.0) -> None:
         """`costs_ns`: initial costs, fixed, token, pair, row of logits. `doubt`: their relative standard error."""
         self._fit = RecursiveLeastSquares(costs_ns, doubt)
         self._known = costs_ns
         """The costs, with negative ones replaced by zero."""
-        self._error = 0.1
+        self._margins = [0.1, 0.1]
+        """Relative, of steps without and with prompts (or drafts)."""
 
     def estimate(self, shape: StepShape) -> Cost:
         fixed, token, pair, row = self._known
@@ -29,7 +35,8 @@ class LinearCostModel:
         linear, logits = token * tokens, row * logit_rows
         expected = fsum((fixed, linear, pair * (prefill_pairs + decode_kv_tokens), logits))
         terms = Terms(fixed, linear, pair * prefill_pairs, pair * decode_kv_tokens, logits)
-        return Cost(int(expected), int(expected * (1 + min(self.WIDEST_MARGIN, self._error))), terms)
+        margin = max(self._margins) if prefill_pairs else self._margins[0]
+        return Cost(int(expected), int(expected * (1 + margin)), terms)
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
         """Ignores steps without tokens or without duration."""
@@ -37,7 +44,13 @@ class LinearCostModel:
             return
         row = [x / measured_ns for x in (1, shape.tokens, shape.pairs, shape.logit_rows)]
         error = self._fit.error(row)
-        self._error += self.SMOOTHING * (min(abs(error), 1.0) - self._error)
+        self._widen(int(shape.prefill_pairs > 0), error)
         self._fit.learn(row, error)
         fixed, token, pair, logits = [cost if cost > 0.0 else 0.0 for cost in self._fit.costs]
         self._known = fixed, token, pair, logits
+
+    def _widen(self, which: int, error: float) -> None:
+        """`error`: by what part of the measured time less was expected."""
+        margin = self._margins[which]
+        margin *= self.WIDENING if (1 - error) * (1 + margin) < 1 else self.NARROWING
+        self._margins[which] = min(self.WIDEST_MARGIN, max(self.LEAST_MARGIN, margin))

@@ -8,7 +8,7 @@ turn of the loop: `[times, before, during, result, plan]`, or `[times, before]` 
     during    requests and aborts received while the step ran
     request   ["+", id, prompt tokens, max tokens, hashes, priority, choices, arrived tokens]
     abort     ["-", id, choice or null]
-    result    [ns, [[sequence, tokens, finished or null, drafts], ...], [[sequence, hashes], ...], failed]
+    result    [ns, [[sequence, tokens, finished or null, drafts], ...], [[sequence, hashes], ...], failed, starved ns]
     hashes    base64 of all hashes, concatenated
     plan      the fields of `Plan` in order, without `next_wake_ns`, which only a plan without a step has
 
@@ -23,12 +23,14 @@ from twostep.core.blocks import HASH_BYTES
 from twostep.core.cost import StepShape
 from twostep.core.loop import Abort, Command
 from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption, SliceOutcome, StepResult
+from twostep.core.promise import Promise
 from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
 from twostep.recording.values import flag, many, record, text, whole, wholes, wrong
 
 FORMAT = 4
-"""3 had no costs in its header. 1 had four numbers for a step's shape, and other names of reasons."""
+"""1 had four numbers for a step's shape, and other names of reasons. 3 had no costs in its header, no promises, and no
+time without cores."""
 
 _to_json = JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
@@ -99,16 +101,17 @@ def encode_result(result: StepResult) -> list[object]:
         for number, (tokens, finished, drafts) in result.outcomes.items()
     ]
     hashes = [(number, _encode_hashes(names)) for number, names in result.hashes.items()]
-    return [result.step_ns, outcomes, hashes, int(result.failed)]
+    return [result.step_ns, outcomes, hashes, int(result.failed), result.starved_ns]
 
 
 def decode_result(value: object) -> StepResult:
-    step_ns, outcomes, hashes, failed = record(value, "result", 4)
+    step_ns, outcomes, hashes, failed, starved_ns = record(value, "result", 5)
     return StepResult(
         whole(step_ns, "result: ns"),
         dict(_decode_outcome(item) for item in many(outcomes, "result: outcomes")),
         dict(_decode_filled(item) for item in many(hashes, "result: hashes")),
         flag(failed, "result: failed"),
+        whole(starved_ns, "result: starved ns"),
     )
 
 
@@ -148,12 +151,13 @@ def encode_plan(plan: Plan) -> list[object]:
         [(number, _encode_reason(reason)) for number, reason in plan.not_admitted],
         plan.shape,
         plan.predicted_ns,
+        plan.promise,
     ]
 
 
 def decode_plan(value: object) -> Plan:
-    fields = record(value, "plan", 10)
-    step, changes, decoding, open_, preemptions, admissions, chunks, not_admitted, shape, predicted_ns = fields
+    *fields, shape, predicted_ns, promise = record(value, "plan", 11)
+    step, changes, decoding, open_, preemptions, admissions, chunks, not_admitted = fields
     return Plan(
         whole(step, "plan: step", 1),
         whole(changes, "plan: changes"),
@@ -165,6 +169,7 @@ def decode_plan(value: object) -> Plan:
         tuple(_decode_not_admitted(item) for item in many(not_admitted, "plan: not admitted")),
         StepShape(*(whole(count, "plan: shape") for count in record(shape, "plan: shape", len(StepShape._fields)))),
         None if predicted_ns is None else whole(predicted_ns, "plan: predicted ns"),
+        None if promise is None else Promise(*wholes(record(promise, "plan: promise", 3), "plan: promise")),
     )
 
 

@@ -7,13 +7,21 @@ from twostep.core.plan import Admission, Chunk, NotAdmitted, Plan, Preemption
 
 
 def plan_words(plan: Plan) -> str:
-    """A plan as one line: "step 7: 3 decode; 9: 48 tokens from 32 (token budget of 64 a step); predicted 38.9 ms"."""
+    """A plan as one line: "step 7: 3 decode; 9: 48 tokens from 32 (token budget of 64 a step)"."""
     lists = (plan.preemptions, plan.admissions, plan.chunks, plan.not_admitted)
     parts = [f"{plan.decoding} decode"] if plan.decoding else []
     parts += [item_words(item) for items in lists for item in items]
     if plan.predicted_ns is not None:
-        parts.append(f"predicted {plan.predicted_ns / 1e6:.1f} ms")
+        parts.append(f"predicted {plan.predicted_ns / 1e6:.1f} ms{_promise(plan)}")
     return f"step {plan.step}: {'; '.join(parts)}"
+
+
+def _promise(plan: Plan) -> str:
+    if plan.promise is None:
+        return ""
+    over = ", over budget" if plan.over_budget else ""
+    budget_ns, overhead_ns, _ = plan.promise
+    return f" + {overhead_ns / 1e6:.1f} outside the kernels, budget {budget_ns / 1e6:.1f} ms{over}"
 
 
 def item_words(item: Preemption | Admission | Chunk | NotAdmitted) -> str:

@@ -1,14 +1,16 @@
 """Simulated runs: a cost model gives the duration of steps, the workload the length of answers."""
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel
 from twostep.core.loop import Abort, Capabilities, Command
 from twostep.core.plan import Finished, Resolved, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason, Request
+from twostep.sim.noise import STILL, Sample
 
 
 @dataclass
@@ -27,14 +29,18 @@ class ModelledExecutor:
 
     capabilities = Capabilities(arrived_kv=True)
 
-    def __init__(self, cost: CostModel, clock: VirtualClock, host_ns: int = 0) -> None:
+    def __init__(
+        self, cost: CostModel, clock: VirtualClock, host_ns: int = 0, noise: Iterator[Sample] | None = None
+    ) -> None:
         """`host_ns`: time between the kernels of two steps, as measured on a real host
-        (`Measured.host_ns_per_step`)."""
+        (`Measured.host_ns_per_step`). `noise`: what each step deviates by, `Noise.draws`."""
         self._cost, self._clock, self._host_ns = cost, clock, host_ns
+        self._noise = repeat(STILL) if noise is None else noise
         self._lengths: dict[int, int] = {}
         self._tokens: Counter[int] = Counter()
         self._batch: dict[int, None] = {}
         self._step_ns: int | None = None
+        self._starved_ns = 0
         self.ends_ns = 0
         """When the current step ends."""
         self.sampled: tuple[int, ...] = ()
@@ -56,7 +62,9 @@ class ModelledExecutor:
         sampling = (chunk for chunk in step.plan.chunks if chunk.samples)
         self.sampled = (*self._batch, *(n for chunk in sampling for n in (chunk.number, *chunk.forks)))
         self._tokens.update(self.sampled)
-        self._step_ns = self._cost.estimate(step.plan.shape).expected_ns
+        factor, starved = next(self._noise)
+        self._step_ns = int(self._cost.estimate(step.plan.shape).expected_ns * factor)
+        self._starved_ns = int(self._step_ns * starved)
         self.ends_ns = self._clock.now_ns + self._host_ns + self._step_ns
 
     def poll(self) -> StepResult | None:
@@ -66,7 +74,7 @@ class ModelledExecutor:
         self._step_ns = None
         stop = SliceOutcome(finished=FinishReason.STOP)
         ended = (number for number in self.sampled if self._tokens[number] == self._lengths.get(number))
-        return StepResult(step_ns, dict.fromkeys(ended, stop))
+        return StepResult(step_ns, dict.fromkeys(ended, stop), starved_ns=self._starved_ns)
 
 
 class Arrival(NamedTuple):

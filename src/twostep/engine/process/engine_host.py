@@ -58,6 +58,8 @@ class EngineHost:
     def _turn(self) -> None:
         self._receive()
         self._engine.end()
+        for note in self._engine.take_notes():
+            _say(note)
         if self._engine.first_tokens:
             self._send(self._engine.drain_events())
             sleep(HEAD_START_S)
@@ -187,8 +189,13 @@ def _close(engine: Engine) -> None:
 
 
 def _print(error: TwostepError) -> None:
-    with suppress(OSError):  # the owner, which reads it, has ended
-        print(f"twostep: {error}", file=sys.stderr, flush=True)
+    _say(str(error))
+
+
+def _say(line: str) -> None:
+    """The owner reads it whenever it has nothing else to do, and copies it to its own output."""
+    with suppress(OSError):  # the owner has ended
+        print(f"twostep: {line}", file=sys.stderr, flush=True)
 
 
 def main() -> None:

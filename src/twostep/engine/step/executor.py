@@ -96,8 +96,6 @@ class KernelExecutor:
         self.answers: dict[int, Answer] = {}
         self.given: list[Given] = []
         """Tokens of the step that finished last."""
-        self.starved_ns = 0
-        """Of it, what the kernels were kept from the cores: estimated, see `StarvationWatch`."""
         self._kernels, self._sampler, self._cores = kernels, sampler, StarvationWatch(threads, lacked_ns)
         self._tables = BlockTables(slots, blocks, len(kernels.capabilities.layout.groups))
         self._rows = StandingRows(slots)
@@ -188,7 +186,7 @@ class KernelExecutor:
         if work is None or not self._worker.done:
             return None
         computed = self._worker.result()
-        self._work, self.starved_ns = None, computed.starved_ns
+        self._work = None
         if computed.failed is not None:
             return self._failed(work, computed.elapsed_ns, computed.failed)
         chosen = zip(work.sampled, work.answers, computed.choices, strict=True)
@@ -199,7 +197,7 @@ class KernelExecutor:
             self._take(number, choice, outcomes, hashes)
         standing = len(self._rows.numbers)
         self._rows.advance([getattr(choice, "token", 0) for choice in computed.choices[:standing]])
-        return StepResult(computed.elapsed_ns, outcomes, hashes)
+        return StepResult(computed.elapsed_ns, outcomes, hashes, starved_ns=computed.starved_ns)
 
     def _failed(self, work: Work, elapsed_ns: int, error: BaseException) -> StepResult:
         """All who were in the step lose their slots, hence their tables too."""

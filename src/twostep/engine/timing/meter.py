@@ -6,11 +6,12 @@ A sequence that decodes is in every step, so nothing is stored per token.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel, StepShape, decode_shape
 from twostep.core.plan import Chunk, Plan
+from twostep.engine.timing.promises import Promised, PromiseMeter
 
 STEP_S = (
     0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -65,6 +66,8 @@ class Reading(NamedTuple):
     """Estimated: by how much prompts made steps longer in which others decoded."""
     starved_ns: int = 0
     """Estimated: of `kernel_ns`, what the kernels were kept from the cores."""
+    attention_ns: int = 0
+    """Estimated: of `kernel_ns`, attention of the decodes."""
 
     def since(self, earlier: "Reading") -> "Reading":
         return Reading(*(now - before for now, before in zip(self, earlier, strict=True)))
@@ -85,6 +88,8 @@ class Measured:
     host_ns: int = 0
     """Time outside the kernels, from the end of one step to the end of the next, where one followed at once."""
     host_steps: int = 0
+    promised: Promised = field(default_factory=Promised)
+    """How budgets by time were kept."""
 
     @property
     def host_ns_per_step(self) -> float:
@@ -104,12 +109,13 @@ class StepMeter:
         """When it ended."""
         self.first_tokens = self._further_tokens = 0
         self.host_ns = self.host_steps = 0
+        self.promises = PromiseMeter(cost)
         self._cost = cost
         self._steps_until_estimate = 0
         self._decoding = 0
         """Sequences in the steps without prompts that the estimates are for."""
         self._whole_ns = 1
-        self._alone = self._prefill = 0.0
+        self._alone = self._prefill = self._attention = 0.0
         """Shares of a step."""
         self._itl = Histogram(STEP_S)
         self._step_s = {kind: Histogram(STEP_S) for kind in KINDS}
@@ -126,6 +132,8 @@ class StepMeter:
         if plan.decoding and self.ended_ns:  # it continues the step before: the engine was not idle between
             self.host_ns += ended_ns - self.ended_ns - kernel_ns
             self.host_steps += 1
+        if plan.promise and not failed:
+            self.promises.add(plan, kernel_ns, starved_ns, ended_ns - self.ended_ns)
         alone_ns, prefill_ns = int(kernel_ns * self._alone), int(kernel_ns * self._prefill)
         self.before, self.ended_ns, now = self.now, ended_ns, self.now
         self.now = Reading(
@@ -136,11 +144,15 @@ class StepMeter:
             now.alone_ns + min(alone_ns, kernel_ns - prefill_ns),
             now.prefill_ns + prefill_ns,
             now.starved_ns + starved_ns,
+            now.attention_ns + int(kernel_ns * self._attention),
         )
 
-    def alone_ns(self, chunk: Chunk, kernel_ns: int) -> int:
-        """Estimates what the last step would have taken with this chunk only."""
-        return int(kernel_ns * self._share(StepShape().with_slice(chunk.start, chunk.tokens, _sampled(chunk))))
+    def alone_ns(self, chunk: Chunk, kernel_ns: int) -> tuple[int, int]:
+        """Estimates what the last step would have taken with this chunk only, and its attention's part of that."""
+        cost = self._cost.estimate(StepShape().with_slice(chunk.start, chunk.tokens, _sampled(chunk)))
+        alone_ns = int(kernel_ns * min(1.0, cost.expected_ns / self._whole_ns))
+        attention = (cost.terms.prefill_attention + cost.terms.decode_attention) / max(1, cost.expected_ns)
+        return alone_ns, int(alone_ns * min(1.0, attention))
 
     def gave(self, before_ns: list[int]) -> None:
         """Adds the tokens of the last step, except first tokens, by the time of the token before each; most are
@@ -159,6 +171,7 @@ class StepMeter:
             self.first_tokens + self._further_tokens,
             self.host_ns,
             self.host_steps,
+            self.promises.promised(),
         )
 
     def _count(self, plan: Plan, kind: str, kernel_ns: int) -> None:
@@ -169,7 +182,9 @@ class StepMeter:
         """Updates the estimate of the parts of such steps."""
         self._steps_until_estimate = ESTIMATE_EVERY_STEPS
         self._decoding = 0 if plan.chunks else plan.decoding
-        self._whole_ns = max(1, self._cost.estimate(plan.shape).expected_ns)
+        cost = self._cost.estimate(plan.shape)
+        self._whole_ns = max(1, cost.expected_ns)
+        self._attention = min(1.0, cost.terms.decode_attention / self._whole_ns) if plan.decoding else 0.0
         decodes = plan.shape
         for chunk in plan.chunks:
             decodes = decodes.without_slice(chunk.start, chunk.tokens, _sampled(chunk))

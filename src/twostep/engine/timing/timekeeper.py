@@ -21,8 +21,6 @@ class StepEnd(NamedTuple):
     step: Step
     given: Sequence[Given]
     result: StepResult
-    starved_ns: int
-    """Estimated: of `result.step_ns`, what the kernels were kept from the cores."""
     resolved: Resolved
     began_ns: int
     ended_ns: int
@@ -98,7 +96,7 @@ class Timekeeper:
         plan = end.step.plan
         self._queue.step(plan, end.began_ns)
         self._preempted(plan.preemptions, end.began_ns)
-        self.meter.add(plan, end.result.step_ns, end.starved_ns, end.ended_ns, failed=end.result.failed)
+        self.meter.add(plan, end.result.step_ns, end.result.starved_ns, end.ended_ns, failed=end.result.failed)
         for chunk in plan.chunks:
             if times := self._times.get(chunk.number):
                 self._chunk(times, chunk, end)
@@ -132,6 +130,7 @@ class Timekeeper:
             self._release(times.attached, end.began_ns)
 
     def _chunk_time(self, times: Times, chunk: Chunk, end: StepEnd) -> ChunkTime:
+        alone_ns, attention_ns = self.meter.alone_ns(chunk, end.result.step_ns)
         return ChunkTime(
             start_ns=end.began_ns,
             end_ns=end.ended_ns,
@@ -140,10 +139,11 @@ class Timekeeper:
             position=chunk.start,
             kernel_ns=end.result.step_ns,
             others=end.step.plan.shape.tokens - chunk.tokens,
-            alone_ns=self.meter.alone_ns(chunk, end.result.step_ns),
+            alone_ns=alone_ns,
             reason=chunk.reason,
             without_ns=self.meter.before.kernel_ns - times.kernel_ns,
-            starved_ns=end.starved_ns,
+            starved_ns=end.result.starved_ns,
+            attention_ns=attention_ns,
         )
 
     def _scheduled(self, times: Times, now: int) -> None:
@@ -203,5 +203,6 @@ class Timekeeper:
                 alone_ns=took.alone_ns,
                 prefill_ns=took.prefill_ns,
                 starved_ns=took.starved_ns,
+                attention_ns=took.attention_ns,
             )
         )

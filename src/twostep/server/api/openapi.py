@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from twostep.config.effective import config_schema
+from twostep.config.effective import budget_schema, config_schema
 from twostep.engine.params import MAX_CHOICES, MAX_STOP_CHARACTERS, MAX_STOPS
 from twostep.engine.text.conversation import ROLES
 from twostep.kernels.sampling import MAX_LOGPROBS
@@ -171,9 +171,11 @@ _GETS = {
     "/ready": "Whether requests are accepted",
 }
 
+_CONFIG = config_schema()
+_CONFIG["properties"] |= {"itl_budget": budget_schema()}
 _ANSWERS: dict[str, tuple[str, Schema]] = {
     "/metrics": ("text/plain", _TEXT),
-    "/v1/config": ("application/json", config_schema()),
+    "/v1/config": ("application/json", _CONFIG),
 }
 """Type and schema of answers that are described in detail."""
 

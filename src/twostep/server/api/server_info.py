@@ -4,12 +4,14 @@
 names. `/v1/config`: the settings in effect. `/metrics`: Prometheus metrics.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from twostep.config.effective import config_answer
+from twostep.engine.backend import Worker
 from twostep.openai_api.api_error import ApiError
 from twostep.server.http.error_replies import error_response
 from twostep.server.http.replies import JsonReply
@@ -28,6 +30,25 @@ def problem(state: ServerState) -> ApiError | None:
             pending = f"{backend.outstanding} requests are pending and no step has completed for {stalled_s:.0f} s"
             return ApiError(pending, status=503, code="stalled")
     return None
+
+
+def _budget(workers: Sequence[Worker]) -> dict[str, Any] | None:
+    """How the budget by time is kept; None before the first step that has one. Times in ms."""
+    kept = [worker.snapshot.measured.promised for worker in workers if worker.snapshot is not None]
+    if not any(one.steps for one in kept):
+        return None
+    least_ns = max(one.least_ns for one in kept)
+    return {
+        "budget_ms": max(one.budget_ns for one in kept) / 1e6,
+        "steps": sum(one.steps for one in kept),
+        "late_steps": sum(one.late for one in kept),
+        "late_steps_starved": sum(one.late_starved for one in kept),
+        "impossible_steps": {
+            "decodes": sum(one.over_decodes for one in kept),
+            "prompt": sum(one.over_prompts for one in kept),
+        },
+        "least_possible_ms": least_ns / 1e6 if least_ns else None,
+    }
 
 
 class ServerInfo:
@@ -66,7 +87,9 @@ class ServerInfo:
 
     async def config(self, request: Request) -> Response:
         """The settings in effect, where each was set, and how the derived ones were computed."""
-        return JsonReply(config_answer(self._state.config, self._state.check_accepting(self._state.models[0])))
+        served = self._state.models[0]
+        answer = config_answer(self._state.config, self._state.check_accepting(served))
+        return JsonReply({**answer, "itl_budget": _budget(served.backend.workers())})
 
     async def metrics(self, request: Request) -> Response:
         """As of the engine's last message: it does not wait for a step."""

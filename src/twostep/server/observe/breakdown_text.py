@@ -12,7 +12,7 @@ GAPS = (BETWEEN, "steps of other requests")
 """Lines between the chunks of a run; such lines before or after it remain separate."""
 SUMMED = (
     "tokens", "computed_again_tokens", "others_tokens",
-    "own_ns_estimated", "others_ns_estimated", "starved_ns_estimated",
+    "own_ns_estimated", "others_ns_estimated", "starved_ns_estimated", "attention_ns_estimated",
 )  # fmt: skip
 
 
@@ -68,6 +68,8 @@ def _total(run: list[Json], chunks: list[Json]) -> Json:
     }
 
 
+SHOWN = 0.005
+"""Smaller shares of a limit are not shown."""
 STARVED = 0.1
 """Share of a line above which it reports the time that the kernels had no core."""
 
@@ -80,6 +82,7 @@ def breakdown_lines(breakdown: Json) -> Iterator[str]:
         if len(breakdown["choices"]) > 1:
             yield f"prompt {choice['prompt']}, choice {choice['index']}: {choice['finish_reason']}"
             yield choice["verdict"]["words"]
+            yield from _shares(choice["verdict"])
         yield from _choice(choice)
 
 
@@ -91,7 +94,18 @@ def _header(whole: Json) -> Iterator[str]:
     yield f"{whole['model']}, {whole['endpoint']}, {streamed}, status {whole['status']}"
     if whole["cut_ns"] is not None:
         yield f"cancelled after {whole['cut_ns'] / 1e6:.3f} ms; the engine continued until it was told"
-    yield whole["verdict"]["words"] if whole["verdict"] else "the engine has not reported on this request yet"
+    if not whole["verdict"]:
+        yield "the engine has not reported on this request yet"
+        return
+    yield whole["verdict"]["words"]
+    yield from _shares(whole["verdict"])
+
+
+def _shares(verdict: Json) -> Iterator[str]:
+    """Every limit's share, the largest first, if there is more than the one of the verdict."""
+    shares = [f"{limit} {share:.0%}" for limit, share in verdict["shares"].items() if share >= SHOWN]
+    if len(shares) > 1:
+        yield f"what held it: {', '.join(shares)}"
 
 
 def _choice(choice: Json) -> Iterator[str]:

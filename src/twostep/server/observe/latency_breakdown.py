@@ -285,6 +285,7 @@ def _chunk(chunk: ChunkTime, reached: int) -> Line:
         "own_ns_estimated": chunk.alone_ns,
         "others_ns_estimated": chunk.kernel_ns - chunk.alone_ns,
         "starved_ns_estimated": chunk.starved_ns,
+        "attention_ns_estimated": chunk.attention_ns,
     }
     part, host_ns = "preempted" if 2 * again > chunk.tokens else "prefill", chunk.end_ns - chunk.start_ns
     parts = {part: chunk.kernel_ns, "host": host_ns - chunk.kernel_ns}
@@ -301,6 +302,7 @@ def _decode(run: DecodeTime) -> Line:
         "others_decode_ns_estimated": run.kernel_ns - run.alone_ns - run.prefill_ns,
         "others_prefill_ns_estimated": run.prefill_ns,
         "starved_ns_estimated": run.starved_ns,
+        "attention_ns_estimated": run.attention_ns,
     }
     parts = {"decode": run.kernel_ns, "host": run.end_ns - run.start_ns - run.kernel_ns}
     return Line("decode", run.start_ns, run.end_ns, parts, details)

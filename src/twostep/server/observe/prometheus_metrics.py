@@ -216,6 +216,7 @@ def of_workers(workers: Sequence[Worker]) -> Iterator[Family]:
     snapshots = [_now(worker.snapshot, up=worker.up) for worker in workers if worker.snapshot is not None]
     if snapshots:
         yield from _of_engine(reduce(_sum, snapshots))
+        yield from _of_budgets(snapshots)
 
 
 def _all_up(workers: Sequence[Worker]) -> bool:
@@ -270,6 +271,30 @@ def _of_engine(now: Snapshot) -> Iterator[Family]:
     about = "Estimated part of the kernels' time in which their threads had no core, for example by other programs."
     yield _counter("kernel_starved_seconds_total", about, ({}, now.measured.starved_ns / 1e9))
     yield _by_kind("iteration_tokens_total", "Tokens per step, by kind.", now.measured.step_tokens, STEP_TOKENS)
+
+
+def _of_budgets(workers: Sequence[Snapshot]) -> Iterator[Family]:
+    """Of budgets by time; of several workers the largest budget, and the sum of the steps."""
+    kept = [now.measured.promised for now in workers]
+    about = "Longest time between two tokens that steps with decodes are planned for; 0 without such a budget."
+    yield _gauge("itl_budget_seconds", about, max(one.budget_ns for one in kept) / 1e9)
+    about = "Least possible budget for the batch of the last step that was known to exceed it; 0 if none did."
+    yield _gauge("itl_budget_least_seconds", about, max(one.least_ns for one in kept) / 1e9)
+    about = "Steps with decodes under a budget by time."
+    yield _counter("itl_budget_steps_total", about, ({}, sum(one.steps for one in kept)))
+    about = (
+        "Such steps that took longer than the budget: impossible for the decodes alone, impossible with a prompt (both "
+        "known before), starved of cores, or late for another reason."
+    )
+    late = sum(one.late - one.late_starved for one in kept)
+    reasons = {
+        "decodes": sum(one.over_decodes for one in kept),
+        "prompt": sum(one.over_prompts for one in kept),
+        "starved": sum(one.late_starved for one in kept),
+        "late": late,
+    }
+    samples = [({"reason": reason}, count) for reason, count in reasons.items()]
+    yield _counter("itl_budget_exceeded_steps_total", about, *samples)
 
 
 def _by_kind(name: str, about: str, counted: dict[str, Counted], bounds: tuple[float, ...]) -> Family:

@@ -22,6 +22,7 @@ LIMITS = {
     "blocks": "KV blocks: it waited until enough were free",
     "arithmetic": "arithmetic: computing its prompt",
     "bandwidth": "memory bandwidth: decoding, which reads all weights in each step",
+    "attention": "attention: its own tokens over its context (estimated)",
     "company": "other requests in the batch: their prompts, or their tokens in its prefill steps (estimated)",
     "cores": f"cores: the kernels waited for them because of {NO_CORE} (estimated)",
     "preemption": "preemption: it lost its KV blocks, waited and was recomputed",
@@ -34,7 +35,8 @@ LIMITS = {
 
 
 def verdict(lines: Iterable[_Line]) -> dict[str, Any]:
-    """`limit`: the key of `LIMITS` that took most of the request's time, with its share of the whole."""
+    """`limit`: the key of `LIMITS` that took most of the request's time, with its share of the whole. `shares`: of all
+    limits that took time, the largest first; they add up to 1."""
     lines = tuple(lines)
     took = _by_limit(lines)
     whole_ns = sum(took.values())
@@ -42,7 +44,11 @@ def verdict(lines: Iterable[_Line]) -> dict[str, Any]:
     words = f"{LIMITS[limit]}{_because(limit, lines)}"
     share = took[limit] / whole_ns if whole_ns else 0.0
     line = f"limited by {words}; {took[limit] / 1e6:.1f} of {whole_ns / 1e6:.1f} ms ({share:.0%})"
-    return {"limit": limit, "ns": took[limit], "share": round(share, 4), "words": line, "limits_ns": took}
+    order = sorted((one for one in took if took[one]), key=lambda one: -took[one])
+    shares = {one: round(took[one] / whole_ns, 4) for one in order}
+    return {
+        "limit": limit, "ns": took[limit], "share": round(share, 4), "words": line, "limits_ns": took, "shares": shares,
+    }  # fmt: skip
 
 
 def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
@@ -61,12 +67,17 @@ def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
 
 
 def _share(took: dict[str, int], own: str, kernel_ns: int, company_ns: int, details: dict[str, Any]) -> None:
-    """Splits the kernels' time: time without a core is subtracted from own work and company in proportion."""
-    starved_ns = details["starved_ns_estimated"]
+    """Splits the kernels' time: time without a core is subtracted from own work and company in proportion; of own
+    work, attention is told apart."""
+    starved_ns, attention_ns = details["starved_ns_estimated"], details["attention_ns_estimated"]
+    own_ns = max(1, kernel_ns - company_ns)
     company_ns -= company_ns * starved_ns // max(1, kernel_ns)
     took["cores"] += starved_ns
     took["company"] += company_ns
-    took[own] += kernel_ns - starved_ns - company_ns
+    left_ns = kernel_ns - starved_ns - company_ns
+    attending_ns = left_ns * min(attention_ns, own_ns) // own_ns
+    took["attention"] += attending_ns
+    took[own] += left_ns - attending_ns
 
 
 def _because(limit: str, lines: Iterable[_Line]) -> str:
