@@ -13,7 +13,7 @@ from functools import partial
 from twostep.bench.client.http import Patience
 from twostep.bench.client.target import Target
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.run_record import End, Fit, Mode, RunRecord
+from twostep.bench.load.run_record import End, Fit, RunRecord
 from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
 from twostep.bench.load.workload_run import LiveLine, Options
 from twostep.bench.load.workload_run import run as run_load
@@ -27,6 +27,7 @@ from twostep.errors import InvalidParameterError, TwostepError
 from twostep.terminal import StatusLine
 from twostep.turns import take_short_turns
 from twostep.workload.definition import Workload
+from twostep.workload.schedule import Mode
 
 SECRET = ("--api-key", "--header")
 

@@ -6,25 +6,10 @@ from enum import StrEnum
 
 from twostep.bench.client.outcome import Outcome
 from twostep.metrics.summary import Summary
+from twostep.workload.schedule import Mode
 
 LATE_S = 0.010
 """If the p99 of the client's own delays is above this, the figures are not only those of the server."""
-
-
-@dataclass(frozen=True)
-class Open:
-    """Open loop: each request is sent at its arrival time, whatever the state of others. A request with `after` is due
-    that long after the other one has ended."""
-
-
-@dataclass(frozen=True)
-class Closed:
-    """Closed loop: each client sends the next request when its answer is complete. Arrival times are ignored."""
-
-    clients: int
-
-
-Mode = Open | Closed
 
 
 class End(StrEnum):

@@ -18,8 +18,8 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from twostep.bench.client.outcome import Outcome
-from twostep.bench.load.run_record import Closed, Open
 from twostep.errors import InvalidParameterError, ResultError
+from twostep.workload.schedule import Closed, Open
 
 KINDS: dict[type, str] = {Open: "open", Closed: "closed"}
 """Classes that need `kind`."""

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from twostep.bench.client.outcome import Counting, Outcome
 from twostep.bench.load.goodput_limits import asked, limit_words
-from twostep.bench.load.run_record import LATE_S, Closed, End
+from twostep.bench.load.run_record import LATE_S, End
 from twostep.bench.load.sweep import verdict_words
 from twostep.bench.report.result import Result, Run
 from twostep.metrics.load import LoadSummary
 from twostep.metrics.summary import Summary
 from twostep.terminal import printable
+from twostep.workload.schedule import Closed
 
 BEHIND = "grew until the last arrival: the server cannot keep up, and a longer run would have higher latencies"
 DUE = 0.95
