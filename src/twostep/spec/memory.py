@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from twostep.spec.host import HostDemand
 from twostep.spec.kv_layout import KvLayout
+from twostep.spec.model_spec import ModelSpec
+from twostep.spec.number_types import NumberType
 from twostep.spec.shape import ModelShape
 
 QUANT_GROUP = 32
@@ -235,6 +237,39 @@ def plan_stated(demand: MemoryDemand, free_bytes: int, kv_bytes: int) -> MemoryP
 def _room(demand: MemoryDemand, free_bytes: int, share: float) -> int:
     """What is left for the KV cache; negative where not even the rest fits."""
     return int(share * free_bytes) - demand.fixed_bytes
+
+
+# --- any model on any machine: what `twostep roofline` and the planner need, without a native executor ----------------
+
+
+def weights_bytes(model: ModelSpec) -> int:
+    """Bytes of all weights as `model` stores them, embedding and output head included."""
+    heads = model.head_parameters * (1 if model.tied else 2)
+    return round(model.linear_parameters * model.weight_type.bytes + heads * model.head_type.bytes)
+
+
+def kv_layer_bytes_per_token(shape: ModelShape, kv_type: NumberType) -> float:
+    """Bytes of one position in one layer: K and V of all KV heads."""
+    return shape.kv_bytes_per_token(1) / shape.layers * kv_type.bytes
+
+
+def kv_bytes_per_token(model: ModelSpec) -> float:
+    """Bytes that one position takes in all layers: 2 · layers · KV heads · head size · bytes of a value."""
+    return model.shape.layers * kv_layer_bytes_per_token(model.shape, model.kv_type)
+
+
+def sequence_kv_bytes(model: ModelSpec, tokens: int) -> float:
+    """Bytes of the KV cache of one sequence of `tokens` tokens; layers with a window keep the window's positions."""
+    kept = sum(tokens if window is None else min(tokens, window) for window in model.layer_windows)
+    return kept * kv_layer_bytes_per_token(model.shape, model.kv_type)
+
+
+def sequences_that_fit(model: ModelSpec, memory_bytes: float, tokens: int) -> int:
+    """How many sequences of `tokens` tokens fit beside the weights, by arithmetic alone: no activations, no blocks.
+
+    0 where the weights leave no room, also where they do not fit themselves.
+    """
+    return max(0, int((memory_bytes - weights_bytes(model)) // sequence_kv_bytes(model, tokens)))
 
 
 def size_text(size: int) -> str:
