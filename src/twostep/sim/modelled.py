@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from twostep.core.cost import CostModel
 from twostep.core.loop import Abort, Capabilities, Command
-from twostep.core.plan import Finished, Resolved, SliceOutcome, Step, StepResult
+from twostep.core.plan import Finished, Plan, Resolved, SliceOutcome, Step, StepResult
 from twostep.core.request import BLOCK_TOKENS, FinishReason, Request
 
 STOP = SliceOutcome(finished=FinishReason.STOP)
@@ -92,8 +92,8 @@ class ModelledExecutor:
     def start(self, step: Step) -> None:
         this = len(self._ends_ns)
         for number in step.left:
-            if (seq := self._live.get(number)) and seq.joined is not None:
-                self._leave(number, seq, this)
+            if (left := self._live.get(number)) and left.joined is not None:
+                self._leave(number, left, this)
         for number, _ in step.joined:
             self._join(number, self._live[number], this)
         self._sampled = [n for chunk in step.plan.chunks if chunk.samples for n in (chunk.number, *chunk.forks)]
@@ -147,8 +147,8 @@ class ModelledExecutor:
             assert seq.joined is not None, "only members of the batch have a phase"
             yield number, (_output_name(number, seq.prompt_tokens + seq.tokens + this - seq.joined),)
         for number in self._sampled:
-            if (seq := self._live.get(number)) and seq.caches and seq.tokens > 1:
-                positions = seq.prompt_tokens + seq.tokens - 1
+            if (one := self._live.get(number)) and one.caches and one.tokens > 1:
+                positions = one.prompt_tokens + one.tokens - 1
                 if positions % BLOCK_TOKENS == 0:
                     yield number, (_output_name(number, positions),)
 
@@ -197,9 +197,14 @@ class SimulatedStep(NamedTuple):
 class SimulatedClient:
     """Inbox and observer of a simulated loop: delivers arrivals and records the times of each choice."""
 
-    def __init__(self, executor: ModelledExecutor, on_end: Callable[[ChoiceTimes], None] = lambda times: None) -> None:
-        """`on_end` is called when a choice has ended or was refused."""
-        self._executor, self._on_end = executor, on_end
+    def __init__(
+        self,
+        executor: ModelledExecutor,
+        on_end: Callable[[ChoiceTimes], None] = lambda times: None,
+        on_step: Callable[[Plan], None] = lambda plan: None,
+    ) -> None:
+        """`on_end` is called when a choice has ended or was refused, `on_step` when a step has."""
+        self._executor, self._on_end, self._on_step = executor, on_end, on_step
         self._inbox: deque[Arrival] = deque()
         self._submitted: dict[str, Arrival] = {}
         self._live: dict[int, ChoiceTimes] = {}
@@ -246,6 +251,7 @@ class SimulatedClient:
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
         plan = step.plan
         self.steps.append(SimulatedStep(self._began_ns, now, plan.shape.tokens - plan.decoding, plan.decoding))
+        self._on_step(plan)
         self._end(resolved.finished, now)
 
     def aborted(self, finished: tuple[Finished, ...], now: int) -> None:
@@ -253,6 +259,13 @@ class SimulatedClient:
 
     def catch_up(self) -> None:
         pass
+
+    def cut(self) -> Iterator[ChoiceTimes]:
+        """At the end of a run that was cut short: the choices that have not ended, with the tokens so far."""
+        for number, times in self._live.items():
+            times.token_ns = self._executor.forget(number)
+            yield times
+        self._live = {}
 
     def _end(self, finished: tuple[Finished, ...], now: int) -> None:
         for number, reason, _ in finished:
