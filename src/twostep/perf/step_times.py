@@ -1,0 +1,83 @@
+"""The roofline model prepared for a simulation, which asks it for millions of steps.
+
+Every kind of work in a step depends on a few numbers of its shape, and on these in straight lines below a maximum. The
+lines are read off the model once; what depends on one whole number alone is kept. The estimates are the model's own, up
+to the rounding of nanoseconds.
+"""
+
+from typing import NamedTuple
+
+from twostep.core.cost import Cost, StepShape, Terms
+from twostep.perf.roofline_model import KindTime, RooflineModel
+
+FAR = 1 << 20
+"""A number of positions at which lines are read off; a power of two, so that the division is exact."""
+
+
+class _Lines(NamedTuple):
+    """Nanoseconds of one kind of attention: max(arithmetic · pairs, kv · positions + row · rows) + constant."""
+
+    arithmetic: float
+    kv: float
+    row: float
+    constant: float
+
+    def ns(self, pairs: int, positions: int, rows: int) -> float:
+        """0 without work."""
+        if not rows:
+            return 0.0
+        return max(self.arithmetic * pairs, self.kv * positions + self.row * rows) + self.constant
+
+
+class StepTimes:
+    """A `CostModel` with the estimates of `roofline`. For a model with sliding windows, whose attention is no straight
+    line, it asks `roofline` each time."""
+
+    def __init__(self, roofline: RooflineModel) -> None:
+        self._roofline = roofline
+        self._margin = 1 + roofline.efficiency.margin
+        self._linear: dict[int, tuple[float, float]] = {}
+        """By tokens: `fixed` and `linear`."""
+        self._logits: dict[int, float] = {0: 0.0}
+        """By rows."""
+        self._windowed = any(window is not None for window in roofline.model.layer_windows)
+        self._prefill, self._decode = self._lines("prefill attention"), self._lines("decode attention")
+
+    def estimate(self, shape: StepShape) -> Cost:
+        if self._windowed:
+            return self._roofline.estimate(shape)
+        tokens, pairs, prefill_kv, decode_kv, logit_rows, _, decodes = shape
+        fixed, linear = self._linear.get(tokens) or self._linear_ns(tokens)
+        logits = self._logits.get(logit_rows)
+        if logits is None:
+            logits = self._logits_ns(logit_rows)
+        prefill = self._prefill.ns(pairs, prefill_kv, tokens - decodes)
+        decode = self._decode.ns(decode_kv, decode_kv, decodes)
+        expected = fixed + linear + prefill + decode + logits
+        terms = Terms(fixed, linear, prefill, decode, logits)
+        return Cost(int(expected), int(expected * self._margin), terms)
+
+    def observe(self, shape: StepShape, measured_ns: int) -> None:
+        """Does nothing, as the roofline's own."""
+
+    def _linear_ns(self, tokens: int) -> tuple[float, float]:
+        terms = self._roofline.estimate(StepShape(tokens)).terms
+        self._linear[tokens] = terms.fixed, terms.linear
+        return self._linear[tokens]
+
+    def _logits_ns(self, rows: int) -> float:
+        self._logits[rows] = self._roofline.estimate(StepShape(rows, logit_rows=rows)).terms.logits
+        return self._logits[rows]
+
+    def _lines(self, name: str) -> _Lines:
+        """Read off at one row without positions, and at one row with many."""
+        if name == "decode attention":
+            near, far = StepShape(1, decodes=1), StepShape(1, decode_kv_tokens=FAR, decodes=1)
+        else:
+            near, far = StepShape(1, prefills=1), StepShape(1, FAR, FAR, prefills=1)
+        at, beyond = self._time(name, near), self._time(name, far)
+        kv = (beyond.bandwidth_s - at.bandwidth_s) / FAR
+        return _Lines(beyond.arithmetic_s / FAR * 1e9, kv * 1e9, at.bandwidth_s * 1e9, at.constant_s * 1e9)
+
+    def _time(self, name: str, shape: StepShape) -> KindTime:
+        return next(kind for kind in self._roofline.times(shape) if kind.name == name)
