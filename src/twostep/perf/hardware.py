@@ -83,6 +83,10 @@ ALIASES = {"a100": "a100-80-sxm", "a100-40": "a100-40-sxm", "h100": "h100-sxm", 
 def hardware_named(name: str, own: Mapping[str, Hardware] | None = None) -> Hardware:
     """The row of this id; rows of the user come before the shipped ones. Raises `InvalidParameterError` that names the
     nearest and all known ids."""
+    if name.lower() == HERE:
+        raise InvalidParameterError(
+            "the roofs of this machine are not known: run `twostep calibrate`, which measures them", "hardware"
+        )
     known = {**shipped_hardware(), **(own or {})}
     wanted = name.lower()
     if wanted not in known:

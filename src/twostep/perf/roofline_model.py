@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 from twostep.core.cost import Cost, StepShape, Terms
 from twostep.errors import InvalidParameterError
 from twostep.perf.hardware import Hardware
-from twostep.perf.step_work import ACTIVATION_BYTES, StepWork, Work, step_work
-from twostep.spec.memory import weights_bytes
+from twostep.perf.step_work import ACTIVATION_BYTES, Work, elementwise_work, step_work
 from twostep.spec.model_spec import ModelSpec
 
 Bound = Literal["arithmetic", "bandwidth", "overhead", "link"]
@@ -139,7 +138,7 @@ class RooflineModel:
         self.model = model
         self.hardware = hardware
         self.devices = tensor_parallel
-        self.arithmetic = arithmetic or arithmetic_for(model, hardware)
+        self.arithmetic = arithmetic_for(model, hardware) if arithmetic is None else _checked(arithmetic, model)
         self._peak = hardware.peak(self.arithmetic)
         self.attention_arithmetic = next((kind for kind in ("fp16", "fp32") if kind in hardware.peaks), self.arithmetic)
         self.efficiency = efficiency_of(hardware, self.arithmetic) if efficiency is None else efficiency
@@ -176,10 +175,13 @@ class RooflineModel:
         kernel, attending = layers * share.kernel_s, layers * share.attention_kernel_s
         inner = 1 if self.model.experts is None else 2
         fp16 = self.attention_arithmetic
+        elementwise = elementwise_work(self.model, shape.tokens, self.devices)
+        rest_s = ELEMENTWISE_KERNELS * kernel
+        moved_s = elementwise.bytes / (share.bandwidth * self.hardware.bandwidth)
         return (
             self._kind("projections", work.projections, self.arithmetic, weights, 2 * kernel),
             self._kind("feed-forward", work.feed_forward, self.arithmetic, weights, 2 * inner * kernel),
-            self._kind("elementwise", work.elementwise, fp16, weights, ELEMENTWISE_KERNELS * kernel),
+            KindTime("elementwise", elementwise, fp16, self._peak, 0.0, moved_s, rest_s if shape.tokens else 0.0),
             self._kind("prefill attention", work.prefill_attention, fp16, prefill, attending),
             self._kind("decode attention", work.decode_attention, fp16, decode, attending),
             self._kind("logits", work.logits, self._head_arithmetic, weights, share.kernel_s),
@@ -198,7 +200,7 @@ class RooflineModel:
             work.operations / self.devices,
             work.weight_bytes / self.devices,
             work.kv_bytes / kv_devices,  # more devices than KV heads keep copies
-            work.activation_bytes / (1 if name in ("elementwise", "fixed") else self.devices),
+            work.activation_bytes / (1 if name == "fixed" else self.devices),
         )
         peak = self.hardware.peak(arithmetic)
         moved_s = each.bytes / (share[1] * self.hardware.bandwidth)
@@ -251,6 +253,23 @@ def arithmetic_for(model: ModelSpec, hardware: Hardware) -> str:
     )  # fmt: skip
 
 
+_ARITHMETIC_BYTES = {"fp32": 4.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}
+
+
+def _checked(arithmetic: str, model: ModelSpec) -> str:
+    """Weights can be widened before they are multiplied, not narrowed: that would be another way to store them."""
+    if arithmetic not in _ARITHMETIC_BYTES:
+        raise InvalidParameterError(
+            f"--compute {arithmetic}: unknown arithmetic; known: {', '.join(_ARITHMETIC_BYTES)}", "compute"
+        )
+    if model.weight_type.bytes > 1.125 * _ARITHMETIC_BYTES[arithmetic]:  # the scales of a group take some
+        raise InvalidParameterError(
+            f"--compute {arithmetic}: {model.weight_type.name} weights are wider than that; choose narrower --weights",
+            "compute",
+        )
+    return arithmetic
+
+
 def prefill_shape(prompt: int, batch: int = 1) -> StepShape:
     """One step that computes `batch` whole prompts and the first token of each."""
     shape = StepShape()
@@ -262,22 +281,3 @@ def prefill_shape(prompt: int, batch: int = 1) -> StepShape:
 def decode_shape_of(context: int, batch: int) -> StepShape:
     """One decode step of `batch` sequences whose token sees `context` positions, its own included."""
     return StepShape(batch, 0, 0, batch * context, batch, 0, batch)
-
-
-def weights_fit(model: ModelSpec, hardware: Hardware, devices: int) -> bool:
-    """Whether the weights alone fit."""
-    return weights_bytes(model) <= devices * hardware.memory_bytes
-
-
-__all__ = [
-    "PEAKS",
-    "Efficiency",
-    "KindTime",
-    "RooflineModel",
-    "StepWork",
-    "arithmetic_for",
-    "decode_shape_of",
-    "efficiency_of",
-    "prefill_shape",
-    "weights_fit",
-]

@@ -84,7 +84,7 @@ def step_work(model: ModelSpec, shape: StepShape) -> StepWork:
     return StepWork(
         _linear(model, model.attention_matrices, shape.tokens),
         _linear(model, model.feed_forward_matrices, shape.tokens),
-        _elementwise(model, shape.tokens),
+        elementwise_work(model, shape.tokens),
         _prefill_attention(model, shape),
         _decode_attention(model, shape),
         _logits(model, shape.logit_rows),
@@ -113,9 +113,10 @@ def _linear(model: ModelSpec, matrices: Iterable[Matrix], tokens: int) -> Work:
     return Work(*(model.shape.layers * amount for amount in layer))
 
 
-def _elementwise(model: ModelSpec, tokens: int) -> Work:
+def elementwise_work(model: ModelSpec, tokens: int, devices: int = 1) -> Work:
     """Each of two norms reads and writes the row and the residual; rotation reads and writes queries and keys;
-    activation reads what the up matrices gave and writes what the down matrices take."""
+    activation reads what the up matrices gave and writes what the down matrices take. Of one of `devices` that share
+    each layer: all of them compute the norms, each rotates its heads and activates its part."""
     shape = model.shape
     rotated = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
     activated = sum(
@@ -123,9 +124,8 @@ def _elementwise(model: ModelSpec, tokens: int) -> Work:
         for matrix in model.feed_forward_matrices
         if matrix.name != "router"
     )
-    return Work(
-        activation_bytes=float(shape.layers * tokens * (8 * shape.width + rotated + activated) * ACTIVATION_BYTES)
-    )
+    values = shape.layers * tokens * (8 * shape.width + (rotated + activated) / devices)
+    return Work(activation_bytes=values * ACTIVATION_BYTES)
 
 
 def _prefill_attention(model: ModelSpec, shape: StepShape) -> Work:
