@@ -84,8 +84,8 @@ def add_to(commands: Subcommands) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     _check_plot(options.plot)
-    model = _model(options)
-    devices = _devices(options)
+    model = described_model(options)
+    devices = described_devices(options)
     answers = [_answer(model, device, options) for device in devices]
     if options.plot:
         _plot(answers, options.plot)
@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace) -> None:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _model(options: argparse.Namespace) -> "ModelSpec":
+def described_model(options: argparse.Namespace) -> "ModelSpec":
     """The model with the types that were asked for. Raises `TwostepError`."""
     from twostep.spec.number_types import KV_TYPES, number_type
 
@@ -123,7 +123,7 @@ def _stored_model(name: str) -> "ModelSpec":
     return model_of_config(path) if path.exists() else model_named(name)
 
 
-def _devices(options: argparse.Namespace) -> "list[Hardware]":
+def described_devices(options: argparse.Namespace) -> "list[Hardware]":
     from twostep.perf.hardware import hardware_named, read_hardware
 
     own = read_hardware(options.hardware_file) if options.hardware_file else {}

@@ -114,6 +114,11 @@ WithRecorder = Callable[[Clock, Inbox, Observer], tuple[Clock, Inbox, Observer]]
 """Wraps a loop's surroundings, to record what passes between them and the loop."""
 
 
+def unrecorded(clock: Clock, inbox: Inbox, observer: Observer) -> tuple[Clock, Inbox, Observer]:
+    """Leaves them as they are."""
+    return clock, inbox, observer
+
+
 def simulate(
     workload: Workload,
     mode: Mode,
@@ -123,7 +128,7 @@ def simulate(
     prefix_caching: bool = True,
     seed: int = 0,
     limit_s: float | None = None,
-    recorded: WithRecorder = lambda *around: around,
+    recorded: WithRecorder = unrecorded,
     progress: Callable[[int, int], None] = lambda ended, now_ns: None,
 ) -> Simulation:
     """Runs `workload` to its end, or until `limit_s` of virtual time. The same arguments give the same result.
@@ -171,7 +176,7 @@ class _Replica:
         spec: ReplicaSpec,
         queue: EventQueue,
         noise: Random,
-        recorded: WithRecorder = lambda *around: around,
+        recorded: WithRecorder = unrecorded,
     ) -> None:
         self.spec, self._queue = spec, queue
         self.on_end: Callable[[ChoiceTimes], None] = lambda times: None

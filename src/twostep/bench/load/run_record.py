@@ -42,6 +42,24 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A line of a report: what it is about, and words."""
+
+    name: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Makes a run one that was simulated and not measured."""
+
+    assumed: tuple[Note, ...]
+    """What it rests on, with the origin of each number."""
+    happened: tuple[Note, ...]
+    """What a client does not see: steps, cache, preemptions."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run. Nanoseconds in `outcomes` count from `started_at`."""
 
@@ -66,6 +84,8 @@ class RunRecord:
     """Tokens per word used for prompts; None if prompts are token ids or text of the workload."""
     warmup: int = 0
     """Warm-up requests before the run; not in `outcomes`."""
+    simulated: Simulated | None = None
+    """None: it was measured."""
 
     @property
     def kept_pace(self) -> bool:

@@ -1,0 +1,278 @@
+"""`twostep simulate`: a workload on hardware that is not here, with the real scheduler and a cost model."""
+
+import argparse
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twostep.cli.bench import add_load, add_output, add_workload, check_load, run_and_show
+from twostep.cli.options import add_settings, given_settings, naming_flags, whole_within, within
+from twostep.cli.roofline import described_devices, described_model
+from twostep.cli.subcommands import Subcommands
+from twostep.config.settings import BY_NAME, FLAGGED
+from twostep.errors import TwostepError
+
+if TYPE_CHECKING:
+    from twostep.bench.client.outcome import Outcome
+    from twostep.bench.load.run_record import RunRecord, Simulated
+    from twostep.bench.report.result import EngineStep
+    from twostep.cli.bench_runs import Runner
+    from twostep.core.loop import Clock, Inbox, Observer
+    from twostep.sim.device import Target
+    from twostep.sim.simulation import SimulatedRequest, Simulation, WithRecorder
+    from twostep.workload.definition import Workload
+    from twostep.workload.schedule import Mode
+
+MOST_REPLICAS = 1024
+SETTINGS = (
+    BY_NAME["preset"],
+    *(setting for setting in FLAGGED if setting.part == "scheduler"),
+    BY_NAME["enable_prefix_caching"],
+    BY_NAME["kv_memory"],
+)
+"""Those of an engine that change what a simulation does."""
+
+EXAMPLES = """\
+examples:
+  twostep simulate --model llama-3.1-8b --hardware h100 --workload azure-conv --rate 12 --itl-budget 40
+  twostep simulate --model llama-3.1-8b --hardware a10 --workload chat --sweep --goodput ttft:1000 itl:100
+  twostep simulate --model qwen3-32b --hardware l40s --tp 2 --replicas 4 --workload rag --rate 8 --html report.html
+"""
+
+
+def add_to(commands: Subcommands) -> None:
+    parser = commands.add_parser(
+        "simulate", help="what a workload would see on other hardware", epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Runs a workload through the real scheduler on a virtual clock; step times come from a cost model. "
+        "Reports as twostep bench does. Docs: docs/simulate.md.",
+    )  # fmt: skip
+    _add_what(parser.add_argument_group("what"))
+    add_workload(parser.add_argument_group("workload"))
+    add_load(parser.add_argument_group("load"))
+    add_output(parser.add_argument_group("output"))
+    add_settings(parser.add_argument_group("engine"), SETTINGS)
+    parser.set_defaults(run=lambda options: _run(options, parser))
+
+
+def _add_what(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--model", required=True, metavar="MODEL",
+        help="a name from the shipped table such as llama-3.1-8b, a .gguf file, a config.json or its folder",
+    )  # fmt: skip
+    group.add_argument("--hardware", required=True, metavar="ID", help="a device such as a10 or h100")
+    group.add_argument("--weights", metavar="TYPE", help="number type of the weights (default: the model's own)")
+    group.add_argument("--kv", metavar="TYPE", help="number type of the KV cache (default: the model's own)")
+    group.add_argument(
+        "--compute", metavar="TYPE", help="arithmetic of the linear layers: fp32, fp16, fp8, int8 or fp4"
+    )
+    group.add_argument(
+        "--tp", type=whole_within(1, 1024), default=1, metavar="N",
+        help="devices of one replica, which share each layer (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--replicas", type=whole_within(1, MOST_REPLICAS), default=1, metavar="N",
+        help="replicas behind one router (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--hardware-file", type=Path, metavar="FILE", help="more devices, .toml or .csv")
+    group.add_argument(
+        "--host-ms", type=within(0, 1000), metavar="MS",
+        help="host time between the kernels of two steps (default: 0.7, as measured of Twostep's own)",
+    )  # fmt: skip
+    group.add_argument(
+        "--front-end-ms", type=within(0, 1000), metavar="MS",
+        help="time of the front end for a request, one at a time (default: 4, as measured of Twostep's own)",
+    )  # fmt: skip
+    group.add_argument(
+        "--record", type=Path, metavar="FILE",
+        help="write every plan of the first replica and what it was made from, for twostep replay",
+    )  # fmt: skip
+
+
+def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    from twostep.bench.report.output_files import check_outputs
+    from twostep.cli.bench_runs import Measuring
+
+    options.compare = None
+    check_load(options, parser)
+    _check_record(options, parser)
+    check_outputs(options.out, options.html)
+    with naming_flags(parser):
+        target = _target(options)
+        run_and_show(Measuring(options, lambda options: _runner(options, target)), options)
+
+
+def _check_record(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    levels = options.rate or options.concurrency or ()
+    if options.record and (options.sweep or len(levels) != 1):
+        parser.error("--record needs one load: a single --rate or --concurrency, and no --sweep")
+
+
+def _target(options: argparse.Namespace) -> "Target":
+    from twostep.config.configs import EngineConfig
+    from twostep.perf.roofline_model import RooflineModel
+    from twostep.sim.device import DEVICE_SHARE, FRONT_END, HOST_NS, device_target
+    from twostep.sim.simulation import FrontEndCosts
+
+    [hardware] = described_devices(options)
+    model = described_model(options)
+    roofline = RooflineModel(model, hardware, tensor_parallel=options.tp, arithmetic=options.compute)
+    config = EngineConfig(**_engine_values(options))
+    given_ms = options.front_end_ms
+    return device_target(
+        roofline,
+        config,
+        kv_memory=config.kv_memory if options.kv_memory else DEVICE_SHARE,
+        host_ns=HOST_NS if options.host_ms is None else round(options.host_ms * 1e6),
+        front_end=FRONT_END if given_ms is None else FrontEndCosts(round(given_ms * 1e6)),
+    )
+
+
+def _engine_values(options: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of `EngineConfig`: the settings that were given, and those of the preset."""
+    from twostep.config.resolution import resolved
+    from twostep.config.settings import ENGINE_PARTS
+    from twostep.config.sources import from_flags
+
+    return resolved(from_flags(given_settings(options, SETTINGS))).values(*ENGINE_PARTS)
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+class _StoppedError(TwostepError):
+    """A signal ended the simulation."""
+
+
+@contextmanager
+def _runner(options: argparse.Namespace, target: "Target") -> "Iterator[Runner]":
+    from twostep.bench.load.workload_run import LiveLine, RunProgress
+    from twostep.sim.simulation import simulate
+
+    line = LiveLine()
+
+    async def run(
+        workload: "Workload", mode: "Mode", stop: asyncio.Event
+    ) -> "tuple[RunRecord, tuple[EngineStep, ...]]":
+        def progress(ended: int, now_ns: int) -> None:
+            if stop.is_set():
+                raise _StoppedError("stopped")
+            line(RunProgress(len(workload.requests), ended, ended, 0, 0, now_ns / 1e9))
+
+        with _recorder(options, target) as recorded:
+            simulation = await asyncio.to_thread(
+                simulate, workload, mode, [target.replica] * options.replicas, front_end=target.front_end,
+                prefix_caching=_engine_values(options)["enable_prefix_caching"], seed=options.seed,
+                limit_s=options.time_limit_s, recorded=recorded, progress=progress,
+            )  # fmt: skip
+        line.clear()
+        return _record(simulation, workload, mode, target, options), tuple(_steps(simulation))
+
+    yield run
+
+
+@contextmanager
+def _recorder(options: argparse.Namespace, target: "Target") -> "Iterator[WithRecorder]":
+    from twostep.recording.writer import RecordedSurroundings, Recorder
+    from twostep.sim.simulation import unrecorded
+
+    if not options.record:
+        yield unrecorded
+        return
+    about = {"model": options.model, "machine": f"simulated {options.hardware}"}
+    with Recorder(options.record, target.replica.settings, about) as recorder:
+
+        def recorded(clock: "Clock", inbox: "Inbox", observer: "Observer") -> "tuple[Clock, Inbox, Observer]":
+            around = RecordedSurroundings(clock, inbox, observer, recorder)
+            return around, around, around
+
+        yield recorded
+
+
+# --- as a result of bench -----------------------------------------------------------------------------------------
+
+
+def _record(
+    simulation: "Simulation", workload: "Workload", mode: "Mode", target: "Target", options: argparse.Namespace
+) -> "RunRecord":
+    from twostep.bench.load.run_record import End, RunRecord, Server
+
+    where = f"{options.replicas} x " * (options.replicas > 1) + options.hardware
+    where += f" ({options.tp} devices each)" * (options.tp > 1)
+    return RunRecord(
+        server=Server(where, "simulation", options.model),
+        workload=workload.name,
+        source=workload.source,
+        mode=mode,
+        started_at=datetime.fromtimestamp(0, UTC),
+        outcomes=tuple(_outcome(one, workload, simulation.ended_ns) for one in simulation.requests),
+        end=End.WHOLE if simulation.whole else End.LIMIT,
+        lateness=None,
+        lag=None,
+        salt="",
+        simulated=_simulated(simulation, target),
+    )
+
+
+def _outcome(one: "SimulatedRequest", workload: "Workload", end_ns: int) -> "Outcome":
+    from twostep.bench.client.outcome import Failure, FailureKind, Outcome
+
+    asked = workload.requests[one.number]
+    failure = None
+    if one.refusal is not None:
+        failure = Failure(FailureKind.STATUS, f"400: {one.refusal}")
+    elif one.ended_ns is None:
+        failure = Failure(FailureKind.CANCELLED, "the run reached its time limit")
+    return Outcome(
+        number=one.number,
+        due_ns=one.due_ns,
+        sent_ns=one.sent_ns,
+        token_ns=one.token_ns,
+        ended_ns=max(one.sent_ns, end_ns if one.ended_ns is None else one.ended_ns),
+        asked_input_tokens=asked.input_tokens,
+        asked_output_tokens=asked.output_tokens,
+        cached_tokens=one.cached_tokens,
+        failure=failure,
+    )
+
+
+def _steps(simulation: "Simulation") -> "Iterator[EngineStep]":
+    from twostep.bench.report.result import EngineStep
+
+    for step in sorted(step for replica in simulation.replicas for step in replica.steps):
+        yield EngineStep(*step)
+
+
+def _simulated(simulation: "Simulation", target: "Target") -> "Simulated":
+    from twostep.bench.load.run_record import Note, Simulated
+
+    assumed = tuple(Note(one.name, one.words) for one in target.assumptions)
+    return Simulated(assumed, tuple(Note(name, words) for name, words in _happened(simulation, target)))
+
+
+def _happened(simulation: "Simulation", target: "Target") -> Iterator[tuple[str, str]]:
+    """Names and values of what no client sees."""
+    from twostep.bench.report.text_report import number, percent, plural
+
+    replicas = simulation.replicas
+    steps = [step for replica in replicas for step in replica.steps]
+    busy_ns = sum(step.end_ns - step.start_ns for step in steps)
+    decodes = sum(step.decode_tokens * (step.end_ns - step.start_ns) for step in steps) / max(1, busy_ns)
+    share = percent(busy_ns, max(1, simulation.ended_ns * len(replicas)))
+    yield "steps", f"{plural(len(steps), 'step')}, {share} of the time; {number(decodes)} sequences decode on average"
+    most, blocks = max(replica.most_blocks for replica in replicas), target.replica.settings.blocks[0]
+    preemptions = sum(replica.counters.preemptions for replica in replicas)
+    lost = sum(replica.counters.preempted_tokens for replica in replicas)
+    yield (
+        "KV blocks",
+        f"at most {most:,} of {blocks:,} in use; {plural(preemptions, 'preemption')}, {lost:,} tokens lost",
+    )
+    if len(replicas) > 1:
+        yield "requests", f"{_spread([replica.counters.admitted for replica in replicas])} admissions by replica"
+
+
+def _spread(counts: Sequence[int]) -> str:
+    return f"{min(counts):,} to {max(counts):,}" if min(counts) < max(counts) else f"{counts[0]:,}"
