@@ -12,6 +12,7 @@ from time import sleep
 
 from benchmarks.counters import missing_counters
 from benchmarks.measurement import say
+from twostep.engine.profiles import cpu_name
 from twostep.kernels.threads import default_threads, physical_cores
 
 ROOT = Path(__file__).parent.parent
@@ -98,15 +99,6 @@ def watched() -> Machine:
     if found.busy > BUSY_LIMIT:
         say(f"other processes use {found.busy:.0%} of this machine: the results will be too low")
     return found
-
-
-def cpu_name(cpuinfo: str) -> str:
-    """CPU name with family and model, as virtual machines use the same name for different CPUs."""
-    name = _field(cpuinfo, "model name")
-    if name is None:
-        return platform.machine()
-    family, model = _field(cpuinfo, "cpu family"), _field(cpuinfo, "model")
-    return f"{name} (family {family}, model {model})" if family and model else name
 
 
 def slug(name: str) -> str:

@@ -13,15 +13,8 @@ from benchmarks import command, counters, loading, machine
 from benchmarks.jobs import prompt
 from benchmarks.measurement import say
 from benchmarks.model_driver import Driver, Run
-from benchmarks.model_points import (
-    Limits,
-    Point,
-    decode_point,
-    measure_limits,
-    prefill_point,
-    read_bandwidth,
-    step_bytes,
-)
+from benchmarks.model_points import Point, decode_point, prefill_point, step_bytes
+from twostep.kernels.machine_limits import Limits, measure_limits, read_bandwidth
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.resolve import resolve

@@ -27,9 +27,11 @@ DEVELOPMENT_MODELS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers of these tests plan no memory around those of other programs of this user, nor the other way round."""
+    """Servers of these tests plan no memory around those of other programs of this user, nor the other way round. They
+    do not use what the user has calibrated either."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
+        patch.setenv("TWOSTEP_PROFILES", str(tmp_path_factory.mktemp("profiles")))
         yield
 
 

@@ -46,6 +46,14 @@ class RecordingError(TwostepError):
     """A recording cannot be read or replayed: names the file, the line and the field."""
 
 
+class ProfileError(TwostepError):
+    """A profile of this machine cannot be read: names the file and what is wrong."""
+
+
+class CalibrationError(TwostepError):
+    """This machine could not be calibrated: says what disturbed it."""
+
+
 class WorkloadError(TwostepError):
     """A workload cannot be read or changed: names the file, the line and the field."""
 

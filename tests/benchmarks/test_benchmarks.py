@@ -14,9 +14,10 @@ from benchmarks.engines import Decode, LlamaCpp, Measure, Prefill
 from benchmarks.jobs import FIRST_TOKEN, LAST_TOKEN, prompt
 from benchmarks.measurement import EngineError, Spread, spread
 from benchmarks.model_driver import Driver, Part, Run, Seconds, Work, layer_weights, pairs, work
-from benchmarks.model_points import Bandwidth, Limits, Peak, decode_point, prefill_point, step_bytes, while_others_run
+from benchmarks.model_points import decode_point, prefill_point, step_bytes
 from benchmarks.openvino import OpenVino
 from benchmarks.peers_model import take_turns
+from twostep.kernels.machine_limits import Bandwidth, Limits, Peak, while_others_run
 from twostep.model.loaded import open_model
 from twostep.model.network import Network
 from twostep.model.ops import Linear, Logits

@@ -63,7 +63,7 @@ def test_the_margin_is_at_most_a_quarter_however_wild_the_measurements() -> None
     for _ in range(300):
         model.observe(shape, rng.choice([1, 100]) * 10_000_000)
     assert model._error > LinearCostModel.WIDEST_MARGIN
-    expected = sum(max(0.0, cost) * x for cost, x in zip(model._costs, (1, 64, shape.pairs, 1), strict=True))
+    expected = sum(max(0.0, cost) * x for cost, x in zip(model._fit.costs, (1, 64, shape.pairs, 1), strict=True))
     assert model.estimate(shape).bound_ns == pytest.approx(1.25 * expected, rel=1e-6)
 
 

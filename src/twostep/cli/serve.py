@@ -47,7 +47,12 @@ def run(options: argparse.Namespace) -> None:
     settings = serve_settings(given_settings(options, FLAGGED), os.environ)
     if links := service_links(os.environ):
         StatusLine().say(f"ignored environment variables that Kubernetes sets for services: {', '.join(links)}")
-    serve(settings.server, settings.engine, resolve(settings.model, FetchProgress()), _announce)
+    path, engine = resolve(settings.model, FetchProgress()), settings.engine
+    if settings.calibrate:
+        from twostep.cli.calibrate import calibrate_for
+
+        engine = calibrate_for(path, engine)
+    serve(settings.server, engine, path, _announce)
 
 
 def _announce(config: "ServerConfig", capabilities: "Capabilities", listeners: "Listeners") -> None:

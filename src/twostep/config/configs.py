@@ -47,6 +47,8 @@ class EngineConfig:
     block_size: int
     threads: int | None
     """None: the cores that this process may use."""
+    profile: str | Path
+    """auto, none, or a file."""
     record: Path | None
     executor: Literal["native", "reference"]
     overlap: bool
@@ -98,6 +100,8 @@ class ServeSettings:
     """As the user calls it."""
     server: ServerConfig
     engine: EngineConfig
+    calibrate: bool = False
+    """Before it opens."""
 
 
 def serve_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> ServeSettings:
@@ -109,7 +113,7 @@ def serve_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Serv
     server = ServerConfig(**resolution.values("server"), effective=effective_rows(resolution))
     if not server.served_model_name:
         server = replace(server, served_model_name=(served_name(model),))
-    return ServeSettings(model, server, engine)
+    return ServeSettings(model, server, engine, bool(resolution["calibrate"].value))
 
 
 @dataclass(frozen=True, init=False)

@@ -34,6 +34,8 @@ class Loaded(Protocol):
     @property
     def threads(self) -> int: ...
     @property
+    def profile(self) -> str | None: ...
+    @property
     def description(self) -> Sequence[str]: ...
 
 
@@ -68,6 +70,7 @@ def config_answer(server: Server, loaded: Loaded) -> dict[str, Any]:
         "settings": {name: {"value": value, "set_by": by} for name, value, by in _rows(server, loaded)},
         "kv_blocks": loaded.kv_blocks,
         "instruction_set": loaded.isa,
+        "profile": loaded.profile,
         "arithmetic": list(loaded.description),
     }
 
@@ -83,6 +86,7 @@ def config_schema() -> dict[str, Any]:
             "settings": {"type": "object", "properties": rows},
             "kv_blocks": {"type": "integer"},
             "instruction_set": text,
+            "profile": {"anyOf": [text, {"type": "null"}]},
             "arithmetic": {"type": "array", "items": text},
         }
     )

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from twostep.config.values import (
+    AUTO,
     BATCHING,
     CHUNKING,
     KV_MEMORY,
     LEAST_MS,
     MOST_MS,
+    NONE,
     AdmissionOrder,
     KvMemory,
     MemoryBlocks,
@@ -140,6 +142,16 @@ def file_path() -> Kind:
         return Path(value)
 
     return Kind("the path of a file", check, check, to_json=str)
+
+
+def profile() -> Kind:
+    """Which profile of the machine: auto, none, or the path of a file."""
+    path = file_path()
+
+    def check(value: object) -> str | Path:
+        return str(value) if value in (AUTO, NONE) else path.from_python(value)
+
+    return Kind(f"{AUTO}, {NONE} or {path.allowed}", check, check, to_json=str)
 
 
 def switch() -> Kind:

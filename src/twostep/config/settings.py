@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from twostep.config import kinds
 from twostep.config.kinds import Kind
-from twostep.config.values import NS_PER_MS, AdmissionOrder, MemoryShare
+from twostep.config.values import AUTO, NS_PER_MS, AdmissionOrder, MemoryShare
 from twostep.core.policies import Continuous, TimeBudget, TokenBudget
 from twostep.core.request import BLOCK_TOKENS
 
@@ -119,6 +119,10 @@ SETTINGS = (
     Setting(
         "config", "start", kinds.file_path(), "FILE",
         "TOML file of settings; flags and environment variables override it",
+    ),
+    Setting(
+        "calibrate", "start", kinds.switch(), "",
+        "measure what steps cost on this machine before the server opens, in about a minute", default=False,
     ),
     # --- HTTP -----------------------------------------------------------------------------------------------------
     Setting(
@@ -230,6 +234,12 @@ SETTINGS = (
     Setting(
         "threads", "engine", kinds.cpu_count(), "N", "threads of the kernels",
         default_note="the cores that this process may use",
+    ),
+    Setting(
+        "profile", "engine", kinds.profile(), "FILE",
+        "what steps cost on this machine, as twostep calibrate measured it: a file, auto for the one of this machine "
+        "and model, or none",
+        default=AUTO,
     ),
     Setting("record", "engine", kinds.file_path(), "FILE", "write every plan and step time, for twostep replay"),
     Setting(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from twostep.config.settings import BY_NAME, FLAGGED, PREFIX, SETTINGS, Part, Setting
 from twostep.errors import InvalidParameterError
 
-OTHER_VARIABLES = ("TWOSTEP_MODELS", "TWOSTEP_ISA")
+OTHER_VARIABLES = ("TWOSTEP_MODELS", "TWOSTEP_PROFILES", "TWOSTEP_ISA")
 """Environment variables that are not settings of the server: where models are, and which instructions kernels use."""
 
 _SERVICE_LINKS = (

@@ -43,6 +43,11 @@ def ms_text(nanoseconds: int) -> str:
     return f"{whole}.{rest:06d}".rstrip("0") if rest else str(whole)
 
 
+# --- profiles of the machine ----------------------------------------------------------------------------------------
+
+AUTO, NONE = "auto", "none"
+
+
 # --- chunking -----------------------------------------------------------------------------------------------------
 
 CHUNKING = "none, tokens=N or time=MILLISECONDS"

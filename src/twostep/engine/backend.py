@@ -49,6 +49,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     """Instruction set of the kernels."""
     threads: int
     """Of a worker's kernels."""
+    profile: str | None = None
+    """The file with what steps cost on this machine; None: that is learned while running."""
     description: tuple[str, ...] = ()
     """The effective settings in lines, with the arithmetic behind the KV cache."""
 

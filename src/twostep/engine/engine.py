@@ -22,6 +22,7 @@ from twostep.engine.collector import Collector
 from twostep.engine.other_servers import Registration, Registry
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
+from twostep.engine.profiles import find_profile, identity_of
 from twostep.engine.step.executor import KernelExecutor
 from twostep.engine.text.answer import Answer, Vocabulary
 from twostep.engine.text.constraint import Grammars
@@ -32,7 +33,6 @@ from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import check_integer
 from twostep.model.loaded import LoadedModel
 from twostep.model.tokenizer import Tokenizer
-from twostep.perf.linear import LinearCostModel
 from twostep.processes import Owner
 from twostep.recording.writer import RecordedSurroundings, Recorder
 
@@ -140,7 +140,8 @@ class Engine:
         model, config = self.model, self.config
         self.sizing = self._size(serves)
         self.settings = build.settings(config, self.sizing)
-        self.cost = LinearCostModel()
+        self.profile = find_profile(config.profile, identity_of(model, config), model.path.name)
+        self.cost = self.profile.cost_model()
         self.scheduler = build.scheduler(self.settings, self.cost)
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
@@ -179,7 +180,8 @@ class Engine:
 
     def _make_recorder(self, path: Path) -> Recorder:
         about = {"model": self.model.path.name, "machine": machine(), "python": python_version()}
-        self._recorder = Recorder(path, self.settings, about)
+        profile = self.profile.profile
+        self._recorder = Recorder(path, self.settings, about, None if profile is None else profile.costs.to_json())
         return self._recorder
 
     @property
@@ -197,6 +199,7 @@ class Engine:
         yield from self.sizing.lines(self.config)
         s = self.settings
         yield f"kernels: {self.kernels.isa}, {self.kernels.threads} threads"
+        yield self.profile.line
         batching, chunking = text_of(s.batching), text_of(s.chunking)
         yield f"scheduler: {s.max_num_seqs} sequences at a time, {batching} batching, admission {s.admission}"
         yield f"steps: at most {s.max_num_batched_tokens} tokens, prompts cut by {chunking}; context {s.max_model_len}"

@@ -52,6 +52,11 @@ def usable_isas() -> list[str]:
     return list(_native.usable_isas())
 
 
+def chosen_isa() -> str:
+    """What an executor takes that is not told otherwise: `$TWOSTEP_ISA`, else the best of this machine."""
+    return os.environ.get("TWOSTEP_ISA") or usable_isas()[0]
+
+
 def packed_weight_bytes(network: Network) -> int:
     """What `NativeExecutor.weight_bytes` will be for this network: known before memory is divided."""
     matrices = {op.weight for op in network.ops if isinstance(op, Linear | Logits)}

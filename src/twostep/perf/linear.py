@@ -3,31 +3,24 @@
 from math import fsum
 
 from twostep.core.cost import Cost, StepShape, Terms
+from twostep.perf.recursive import RecursiveLeastSquares
 
 
 class LinearCostModel:
     """Fixed cost + cost per token + cost per query-key pair + cost per row of logits, fitted while running.
 
-    Recursive least squares on relative errors (each row divided by its measured time). Each step restores a small part
-    of the initial variance, so that costs can change. It restores no more than that: pure decoding cannot separate the
-    cost of a token from that of a row of logits, and their estimates must not drift. Negative costs count as zero. The
-    margin is the smoothed relative error, at most a quarter.
-
-    Prefill and decode attention share one cost per pair.
+    Negative costs count as zero. The margin is the smoothed relative error, at most a quarter. Prefill and decode
+    attention share one cost per pair.
     """
 
-    FORGETTING = 1e-5
-    """Share of the initial variance that a step restores."""
     SMOOTHING = 0.05
     WIDEST_MARGIN = 0.25
 
     def __init__(self, costs_ns: tuple[float, float, float, float] = (3e6, 1e6, 30.0, 2e5), doubt: float = 1.0) -> None:
         """`costs_ns`: initial costs, fixed, token, pair, row of logits. `doubt`: their relative standard error."""
-        self._costs = list(costs_ns)
+        self._fit = RecursiveLeastSquares(costs_ns, doubt)
         self._known = costs_ns
         """The costs, with negative ones replaced by zero."""
-        self._doubt = [[(doubt * c) ** 2 if i == j else 0.0 for j in range(4)] for i, c in enumerate(costs_ns)]
-        self._covariance = self._doubt
         self._error = 0.1
 
     def estimate(self, shape: StepShape) -> Cost:
@@ -43,23 +36,8 @@ class LinearCostModel:
         if measured_ns <= 0 or not shape.tokens:
             return
         row = [x / measured_ns for x in (1, shape.tokens, shape.pairs, shape.logit_rows)]
-        error = 1.0 - fsum(c * x for c, x in zip(self._costs, row, strict=True))
+        error = self._fit.error(row)
         self._error += self.SMOOTHING * (min(abs(error), 1.0) - self._error)
-        self._fit(row, error)
-
-    def _fit(self, row: list[float], error: float) -> None:
-        """One step of recursive least squares, assuming 10% measurement noise."""
-        spread = [fsum(p * x for p, x in zip(line, row, strict=True)) for line in self._covariance]
-        total = 0.01 + fsum(x * s for x, s in zip(row, spread, strict=True))
-        gain = [s / total for s in spread]
-        self._costs = [c + g * error for c, g in zip(self._costs, gain, strict=True)]
-        fixed, token, pair, logits = [cost if cost > 0.0 else 0.0 for cost in self._costs]
+        self._fit.learn(row, error)
+        fixed, token, pair, logits = [cost if cost > 0.0 else 0.0 for cost in self._fit.costs]
         self._known = fixed, token, pair, logits
-        updated = [
-            [p - g * s for p, s in zip(line, spread, strict=True)]
-            for line, g in zip(self._covariance, gain, strict=True)
-        ]
-        self._covariance = [
-            [p + self.FORGETTING * (first - p) for p, first in zip(line, doubts, strict=True)]
-            for line, doubts in zip(updated, self._doubt, strict=True)
-        ]

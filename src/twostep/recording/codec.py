@@ -1,7 +1,7 @@
 """The format of recordings: converts input and output of the scheduler to compact JSON and back, without loss.
 
-A recording is lines of JSON. The first is an object: format, version, settings, about. Each further line is a turn of
-the loop: `[times, before, during, result, plan]`, or `[times, before]` if it ran no step.
+A recording is lines of JSON. The first is an object: format, version, settings, about, costs. Each further line is a
+turn of the loop: `[times, before, during, result, plan]`, or `[times, before]` if it ran no step.
 
     times     ns; each reading of the clock by the loop, as difference to the previous one
     before    requests and aborts received before the step was planned, in order
@@ -27,8 +27,8 @@ from twostep.core.reasons import Reason, Why
 from twostep.core.request import FinishReason, Request
 from twostep.recording.values import flag, many, record, text, whole, wholes, wrong
 
-FORMAT = 3
-"""1 had four numbers for a step's shape, and other names of reasons."""
+FORMAT = 4
+"""3 had no costs in its header. 1 had four numbers for a step's shape, and other names of reasons."""
 
 _to_json = JSONEncoder(separators=(",", ":"), check_circular=False).encode
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from twostep.config.configs import SchedulerSettings
 from twostep.config.settings import of_parts
@@ -21,9 +22,11 @@ class Header:
     settings: SchedulerSettings
     twostep: str
     about: Mapping[str, str]
+    costs: Mapping[str, Any] | None = None
+    """Calibrated costs of steps that the run began with, as JSON, see `perf.step_time_model`; None: none."""
 
 
-def new_header(settings: SchedulerSettings, about: Mapping[str, str]) -> Header:
+def new_header(settings: SchedulerSettings, about: Mapping[str, str], costs: Mapping[str, Any] | None = None) -> Header:
     """Of a run of this installation."""
     from importlib.metadata import PackageNotFoundError, version  # slow to load: for runs that are recorded alone
 
@@ -31,13 +34,13 @@ def new_header(settings: SchedulerSettings, about: Mapping[str, str]) -> Header:
         installed = version("twostep")
     except PackageNotFoundError:
         installed = "not installed"
-    return Header(settings, installed, about)
+    return Header(settings, installed, about, costs)
 
 
 def encode_header(header: Header) -> dict[str, object]:
     return {
         MARK: FORMAT, "twostep": header.twostep, "settings": header.settings.to_json(),
-        "about": dict(header.about),
+        "about": dict(header.about), "costs": header.costs,
     }  # fmt: skip
 
 
@@ -54,6 +57,7 @@ def decode_header(value: object) -> Header:
         _decode_settings(named(value.get("settings"), "settings")),
         text(value.get("twostep"), "twostep"),
         {key: text(item, f"about: {key}") for key, item in about.items()},
+        None if value.get("costs") is None else named(value["costs"], "costs"),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from twostep.background import BackgroundWriter
 from twostep.config.configs import SchedulerSettings
@@ -20,13 +20,20 @@ BUFFER_BYTES = 64 << 20
 
 
 class Recorder:
-    """Writes a recording to a new file at `path`. `about` describes the run: model, machine.
+    """Writes a recording to a new file at `path`. `about` describes the run: model, machine. `costs`: the calibrated
+    costs that its steps are planned with, as JSON; None: it learns from the first step on.
 
     A separate thread writes one line per turn: the loop never waits for the disk, and if the process is killed, only
     the last moments are lost. Raises `RecordingError` if the file exists, `OSError` if it cannot be written.
     """
 
-    def __init__(self, path: Path, settings: SchedulerSettings, about: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        settings: SchedulerSettings,
+        about: Mapping[str, str],
+        costs: Mapping[str, Any] | None = None,
+    ) -> None:
         try:
             file = path.open("xb", buffering=0)
         except FileExistsError as error:
@@ -36,7 +43,7 @@ class Recorder:
         self._last_ns = 0
         self._failed = False
         with file:
-            file.write(to_bytes(encode_header(new_header(settings, about))) + b"\n")
+            file.write(to_bytes(encode_header(new_header(settings, about, costs))) + b"\n")
             self._writer = BackgroundWriter(file.fileno(), BUFFER_BYTES)
 
     def turn(self, times_ns: Sequence[int], before: Sequence[Command]) -> None:

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NoReturn
 
+from twostep.core.cost import CostModel
 from twostep.core.loop import Capabilities, Command, EngineLoop
 from twostep.core.plan import Finished, Plan, Resolved, Step, StepResult
 from twostep.core.request import Request
 from twostep.core.scheduler import Counters, Scheduler
 from twostep.errors import RecordingError
 from twostep.perf.linear import LinearCostModel
+from twostep.perf.step_time_model import ModelDataError, StepCosts, StepTimeModel
 from twostep.recording.codec import encode_plan, to_bytes
 from twostep.recording.plan_words import item_words, plan_words
 from twostep.recording.reader import Recording, Turn
@@ -79,11 +81,19 @@ def replay(recording: Recording, watch: Callable[[Turn], None] = lambda turn: No
 
 def _loop(recording: Recording, tape: "_Tape") -> EngineLoop:
     try:
-        scheduler = Scheduler(recording.header.settings.config(), LinearCostModel())
+        scheduler = Scheduler(recording.header.settings.config(), _cost_model(recording))
     except ValueError as error:
         raise RecordingError(f"settings in line 1: {error}") from error
     tape.seen.counters = scheduler.counters
     return EngineLoop(scheduler, tape, clock=tape, inbox=tape, observer=tape)
+
+
+def _cost_model(recording: Recording) -> CostModel:
+    costs = recording.header.costs
+    try:
+        return LinearCostModel() if costs is None else StepTimeModel(StepCosts.from_json(costs))
+    except ModelDataError as error:
+        raise RecordingError(f"costs in line 1: {error}") from None
 
 
 def _repeat(loop: EngineLoop, tape: "_Tape") -> None:

@@ -48,20 +48,24 @@ def cache_folder() -> Path:
 
     Raises `FetchError` if there is no home folder.
     """
-    if chosen := os.environ.get("TWOSTEP_MODELS"):
-        return Path(chosen)
-    return _user_cache() / "twostep" / "models"
+    return user_folder("models", "TWOSTEP_MODELS", "give the path of a .gguf file")
 
 
-def _user_cache() -> Path:
-    """Ignores a relative path, as the XDG specification requires."""
-    if os.path.isabs(chosen := os.environ.get("XDG_CACHE_HOME", "")):
+def user_folder(name: str, variable: str, otherwise: str) -> Path:
+    """`$variable` if set and not empty, otherwise `twostep/name` in the user's cache folder. It may not exist.
+
+    Raises `FetchError` if there is no home folder; `otherwise`: what the user can do then. Ignores a relative
+    `XDG_CACHE_HOME`, as the XDG specification requires.
+    """
+    if chosen := os.environ.get(variable):
         return Path(chosen)
+    if os.path.isabs(cache := os.environ.get("XDG_CACHE_HOME", "")):
+        return Path(cache) / "twostep" / name
     try:
-        return Path.home() / ".cache"
+        return Path.home() / ".cache" / "twostep" / name
     except RuntimeError:  # a user id without an account, as is common in containers
-        problem = f"HOME is not set and user {os.getuid()} has no account, so there is no cache folder for models"
-        raise FetchError(f"{problem}; set TWOSTEP_MODELS to a folder, or give the path of a .gguf file") from None
+        problem = f"HOME is not set and user {os.getuid()} has no account, so there is no cache folder for {name}"
+        raise FetchError(f"{problem}; set {variable} to a folder, or {otherwise}") from None
 
 
 def cached_files() -> list[Path]:

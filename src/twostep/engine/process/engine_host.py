@@ -163,6 +163,7 @@ def capabilities(engine: Engine) -> Capabilities:
         kv_blocks=settings.blocks[0],
         isa=engine.kernels.isa,
         threads=engine.kernels.threads,
+        profile=None if engine.profile.path is None else str(engine.profile.path),
         description=tuple(engine.describe()),
     )
 
