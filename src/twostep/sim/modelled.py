@@ -16,8 +16,8 @@ from twostep.core.plan import Finished, Plan, Resolved, SliceOutcome, Step, Step
 from twostep.core.request import BLOCK_TOKENS, FinishReason, Request
 
 STOP = SliceOutcome(finished=FinishReason.STOP)
-_OUTPUT_NAME = Struct("<qiB")
-"""Longer than the names of prompts, so that they never meet."""
+_OUTPUT_NAME = Struct("<qi4s")
+"""Ends otherwise than the names of prompts (`sim.prompt_blocks`), so that they never meet."""
 
 
 @dataclass
@@ -154,7 +154,7 @@ class ModelledExecutor:
 
 
 def _output_name(number: int, positions: int) -> bytes:
-    return _OUTPUT_NAME.pack(number, positions, 0)
+    return _OUTPUT_NAME.pack(number, positions, b"out ")
 
 
 class Arrival(NamedTuple):
@@ -212,6 +212,11 @@ class SimulatedClient:
         self.times: list[ChoiceTimes] = []
         """One per choice, in the order in which they were queued; one for a refused request."""
         self.steps: list[SimulatedStep] = []
+
+    @property
+    def unread(self) -> int:
+        """Commands in the inbox."""
+        return len(self._inbox)
 
     def submit(self, arrival: Arrival) -> None:
         """Puts the command into the inbox."""

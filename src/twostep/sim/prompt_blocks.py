@@ -5,7 +5,8 @@ from struct import Struct
 from twostep.core.request import BLOCK_TOKENS
 from twostep.workload.definition import WorkloadRequest
 
-_NAME = Struct("<qi")
+_NAME = Struct("<qi4x")
+"""Of 16 bytes, like hashes."""
 
 
 class PromptBlocks:

@@ -58,14 +58,12 @@ class ReplicaSpec:
 
     @property
     def longest(self) -> int:
-        """Most tokens of prompt and answer together: those of the context, or of all KV blocks.
-
-        The last token of an answer needs no KV. With a window, fewer blocks hold as much.
-        """
-        full = [
-            blocks for blocks, window in zip(self.settings.blocks, self.settings.windows, strict=True) if not window
-        ]
-        return min([self.settings.max_model_len, *(blocks * BLOCK_TOKENS + 1 for blocks in full)])
+        """Most tokens of prompt and answer together: those of the context, of all KV blocks (the last token of an
+        answer needs none), or of a step if prompts are never cut."""
+        settings = self.settings
+        full = [blocks for blocks, window in zip(settings.blocks, settings.windows, strict=True) if not window]
+        limits = [settings.max_model_len, *(blocks * BLOCK_TOKENS + 1 for blocks in full)]
+        return min(limits if settings.chunking.least_tokens else [*limits, settings.max_num_batched_tokens])
 
 
 @dataclass(slots=True)
@@ -92,7 +90,9 @@ class ReplicaRun:
     steps: Sequence[SimulatedStep]
     counters: Counters
     waiting: int
+    """Requests without a slot at the end."""
     running: int
+    """Requests with one."""
     most_blocks: int
     """Most KV blocks of full attention in use after a step."""
 
@@ -229,9 +229,8 @@ class _Replica:
 
     def result(self) -> ReplicaRun:
         scheduler = self.scheduler
-        return ReplicaRun(
-            self.client.steps, scheduler.counters, len(scheduler.waiting), scheduler.running, self.most_blocks
-        )
+        waiting = len(scheduler.waiting) + self.client.unread
+        return ReplicaRun(self.client.steps, scheduler.counters, waiting, scheduler.running, self.most_blocks)
 
 
 class _FrontEnd:

@@ -1,17 +1,24 @@
-"""A replica on a device of the hardware table: memory, step times, and where each number comes from."""
+"""What can be simulated: a device of the hardware table, or a machine that was calibrated. Sizes memory, gives step
+times, and says where each number comes from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from twostep.config.configs import EngineConfig, SchedulerSettings
 from twostep.config.values import KvMemory, MemoryBlocks, MemoryBytes, MemoryShare
+from twostep.core.cost import decode_shape
+from twostep.core.policies import TimeBudget
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.core.scheduler import least_step_tokens
 from twostep.errors import InvalidParameterError, MemoryPlanError
+from twostep.metrics.load import Limits
+from twostep.perf.machine_profile import MachineProfile
 from twostep.perf.roofline_model import RooflineModel
+from twostep.perf.step_time_model import StepTimeModel
 from twostep.perf.step_times import StepTimes
 from twostep.sim.simulation import FrontEndCosts, ReplicaSpec
-from twostep.spec.kv_layout import KvLayout, grouped
+from twostep.spec.kv_layout import VECTOR_ELEMENTS, KvLayout, grouped
 from twostep.spec.memory import MemoryDemand, MemoryPlan, plan_share, plan_stated, weights_bytes
 from twostep.spec.model_spec import ModelSpec
 
@@ -39,7 +46,52 @@ class Target:
 
     replica: ReplicaSpec
     front_end: FrontEndCosts
+    where: str
+    """The device or machine, in words."""
     assumptions: tuple[Assumption, ...]
+
+    @property
+    def least_step_ns(self) -> int:
+        """The shortest step: one sequence decodes, with nothing before it."""
+        return self.replica.cost.estimate(decode_shape(1, 1)).expected_ns + self.replica.host_ns
+
+    def recorded_costs(self) -> Mapping[str, Any] | None:
+        """What a recording has to keep of the costs that steps are planned with. Raises `InvalidParameterError` if
+        chunks are sized by those of a table, which it cannot keep."""
+        if isinstance(self.replica.cost, StepTimeModel):
+            return self.replica.cost.costs.to_json()
+        if isinstance(self.replica.settings.chunking, TimeBudget):
+            raise InvalidParameterError(
+                "record: a recording cannot keep the costs of a hardware table, by which chunks are sized here; use "
+                "--chunking tokens=N, or --profile",
+                "record",
+            )
+        return None
+
+
+def check_limits(target: Target, limits: Limits) -> None:
+    """Raises `InvalidParameterError` for limits that one request alone misses, with the nearest that it may meet."""
+    least_ns = target.least_step_ns
+    first_ns = least_ns + target.front_end.request_ns + target.front_end.reply_ns
+    chunking = target.replica.settings.chunking
+    budget_ns = chunking.budget_ns if isinstance(chunking, TimeBudget) else None
+    wanted = [("itl_budget", budget_ns, least_ns)]
+    wanted += [
+        (f"goodput: {name}", None if limit_s is None else round(limit_s * 1e9), possible_ns)
+        for name, limit_s, possible_ns in (
+            ("ttft", limits.ttft_s, first_ns),
+            ("itl", limits.itl_s, least_ns),
+            ("tpot", limits.tpot_s, least_ns),
+            ("e2e", limits.e2e_s, first_ns),
+        )
+    ]
+    for name, limit_ns, possible_ns in wanted:
+        if limit_ns is not None and limit_ns < possible_ns:
+            raise InvalidParameterError(
+                f"{name} is {limit_ns / 1e6:g} ms; on {target.where} not even one request alone with a single token "
+                f"of context keeps that: the nearest possible is {-(-possible_ns // 100_000) / 10:g} ms",
+                "goodput" if name.startswith("goodput") else name,
+            )
 
 
 def device_target(
@@ -57,7 +109,43 @@ def device_target(
     """
     settings, memory = _settings(roofline, config, kv_memory)
     replica = ReplicaSpec(settings, StepTimes(roofline), host_ns=host_ns)
-    return Target(replica, front_end, tuple(_assumptions(roofline, memory, replica, front_end)))
+    name, devices = roofline.hardware.id, roofline.devices
+    where = f"{name} (each replica on {devices})" if devices > 1 else name
+    assumptions = (
+        Assumption(
+            "step times",
+            f"{ORIGINS.get(roofline.efficiency.origin, roofline.efficiency.origin)}; specifications: confidence "
+            f"{roofline.hardware.confidence}",
+        ),
+        _kv_assumption(memory, settings, "arithmetic"),
+        *_host_assumptions(replica, front_end),
+    )
+    return Target(replica, front_end, where, assumptions)
+
+
+def calibrated_target(
+    profile: MachineProfile,
+    origin: str,
+    settings: SchedulerSettings,
+    memory: MemoryPlan,
+    *,
+    noise: bool = False,
+    host_ns: int = HOST_NS,
+    front_end: FrontEndCosts = FRONT_END,
+) -> Target:
+    """One replica on the machine of the profile. `origin`: where that comes from, in words. `noise`: each step is off
+    by the relative error of one of the profile's steps, drawn at random."""
+    known = StepTimeModel(profile.costs)
+    residuals = [step.ns / known.estimate(step.shape).expected_ns - 1 for step in profile.steps] if noise else []
+    replica = ReplicaSpec(settings, known, lambda: StepTimeModel(profile.costs), host_ns, residuals)
+    held_out = ", ".join(f"{region} {errors.mean:.1%}" for region, errors in profile.held_out.items())
+    drawn = f"; noise: drawn from {len(residuals)} residuals" if noise else "; no noise"
+    assumptions = (
+        Assumption("step times", f"{origin}; mean error of steps that it did not see: {held_out}{drawn}"),
+        _kv_assumption(memory, settings, "free memory of this machine"),
+        *_host_assumptions(replica, front_end),
+    )
+    return Target(replica, front_end, f"{profile.identity.cpu}, {profile.identity.threads} threads", assumptions)
 
 
 def _settings(
@@ -136,7 +224,7 @@ def _layout(model: ModelSpec, devices: int) -> KvLayout:
     """KV layouts count in elements of 16 bits: a head of other elements has as many as take the same bytes. More
     devices than KV heads keep copies. Raises `InvalidParameterError` for types of which a head is no whole number."""
     elements = model.shape.head_dim * model.kv_type.bytes / KV_ELEMENT_BYTES
-    if elements % 1:
+    if elements % 1 or (elements % VECTOR_ELEMENTS and model.kv_type.bytes != KV_ELEMENT_BYTES):
         raise InvalidParameterError(
             f"--kv {model.kv_type.name}: only KV caches of 8, 16 and 32 bits can be simulated: fp8, int8, fp16, bf16, "
             "fp32",
@@ -154,19 +242,15 @@ ORIGINS = {
 }
 
 
-def _assumptions(
-    roofline: RooflineModel, memory: MemoryPlan, replica: ReplicaSpec, front_end: FrontEndCosts
-) -> Iterator[Assumption]:
-    origin = roofline.efficiency.origin
-    yield Assumption(
-        "step times",
-        f"{ORIGINS.get(origin, origin)}; specifications of {roofline.hardware.id}: confidence "
-        f"{roofline.hardware.confidence}",
-    )
-    sized = memory.arithmetic(replica.settings.max_model_len)
-    yield Assumption(
-        "KV cache", next(line.removeprefix("KV cache: ") for line in sized if line.startswith("KV cache: "))
-    )
+def _kv_assumption(memory: MemoryPlan, settings: SchedulerSettings, origin: str) -> Assumption:
+    lines = memory.arithmetic(settings.max_model_len)
+    sized = next(line.removeprefix("KV cache: ") for line in lines if line.startswith("KV cache: "))
+    used = "+".join(map(str, settings.blocks))
+    fewer = f"; {used} blocks used, as the sequences fill no more" if settings.blocks[0] < memory.blocks else ""
+    return Assumption("KV cache", f"{sized}{fewer} ({origin})")
+
+
+def _host_assumptions(replica: ReplicaSpec, front_end: FrontEndCosts) -> Iterator[Assumption]:
     host_ms, request_ms = replica.host_ns / 1e6, front_end.request_ns / 1e6
     yield Assumption("host", f"{host_ms:g} ms between steps, {_origin(replica.host_ns == HOST_NS, 'scheduler')}")
     yield Assumption("front end", f"{request_ms:g} ms a request, {_origin(front_end == FRONT_END, 'front end')}")
