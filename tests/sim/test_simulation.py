@@ -117,8 +117,8 @@ def test_a_closed_loop_has_no_more_requests_in_flight_than_clients() -> None:
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_what_arrived_has_ended_or_runs_or_waits(limit_s: float | None, replicas: int) -> None:
     """Blocks are scarce, so that some are preempted."""
-    made = make_workload(Chat(), Renewal(60), 200, 3)
-    tight = spec(StepsOf(5 * MS, 20_000), blocks=300, seqs=8)
+    made = make_workload(Chat(turns=1, system_tokens=0, answer_tokens=300), Renewal(60), 150, 3)
+    tight = spec(StepsOf(5 * MS, 20_000), blocks=300)
     run = simulate(made, Open(), [tight] * replicas, front_end=FrontEndCosts(MS, 1000, MS), limit_s=limit_s)
     ended = sum(one.ended_ns is not None for one in run.requests)
     inside = sum(one.running + one.waiting for one in run.replicas)
