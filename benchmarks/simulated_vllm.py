@@ -1,8 +1,9 @@
 """`python -m benchmarks.simulated_vllm`: a run of vLLM on an RTX 4090, request by request, against its simulation.
 
-The run and the kernels' times were published by the authors of LLMServingSim (casys-kaist/LLMServingSim, MIT): vLLM 0.19
-serves 300 ShareGPT requests with Llama-3.1-8B in bf16 and 2 588 KV blocks, so that most requests wait for blocks. Our
-scheduler gets vLLM's settings and step times from the kernel tables, or from the roofline; nothing is fitted to the run.
+The run and the kernels' times were published by the authors of LLMServingSim (casys-kaist/LLMServingSim, MIT): vLLM
+0.19 serves 300 ShareGPT requests with Llama-3.1-8B in bf16 and 2 588 KV blocks, so that most requests wait for blocks.
+Our scheduler gets vLLM's settings and step times from the kernel tables, or from the roofline; nothing is fitted to the
+run.
 """
 
 import csv
