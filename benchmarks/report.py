@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, busy_tables, peers_tables, results, serve_tables, tables
+from benchmarks import batching_tables, busy_tables, peers_tables, results, serve_tables, simulator_tables, tables
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -110,6 +110,18 @@ def peers_readme(folder: Path) -> str:
     return "\n\n".join(map(peers_tables.readme, results.read("peers-serving", folder))) or NOT_MEASURED
 
 
+def simulated_example(folder: Path) -> str:
+    return simulator_tables.example()
+
+
+def simulated_vllm(folder: Path) -> str:
+    return "\n\n".join(map(simulator_tables.vllm, results.read("simulated", folder))) or NOT_MEASURED
+
+
+def simulator(folder: Path) -> str:
+    return "\n\n".join(map(simulator_tables.speed, results.read("simulator", folder))) or NOT_MEASURED
+
+
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
@@ -125,6 +137,9 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/benchmarking.md", "compared", clients),
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
+    ("docs/simulate.md", "example", simulated_example),
+    ("docs/simulate.md", "simulated-vllm", simulated_vllm),
+    ("docs/simulate.md", "bench-simulator", simulator),
 )
 """File, name of the generated part, function that makes it."""
 

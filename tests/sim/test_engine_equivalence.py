@@ -11,11 +11,10 @@ from support.engines import STORIES
 
 from twostep.cli.bench_offline import Offline
 from twostep.core.cost import Cost, StepShape, Terms
-from twostep.core.loop import Clock, Inbox, Observer
 from twostep.core.plan import Plan
 from twostep.recording.reader import Recording
-from twostep.recording.writer import RecordedSurroundings, Recorder
-from twostep.sim.simulation import ReplicaSpec, simulate
+from twostep.recording.writer import Recorder
+from twostep.sim.simulation import ReplicaSpec, recorded_by, simulate
 from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.schedule import Closed, Mode, Open
 
@@ -58,12 +57,7 @@ def simulated(made: Workload, mode: Mode, path: Path, like: Recording) -> Record
     """With the settings that the engine had."""
     settings = like.header.settings
     with Recorder(path, settings, {}) as recorder:
-
-        def recorded(clock: Clock, inbox: Inbox, observer: Observer) -> tuple[Clock, Inbox, Observer]:
-            around = RecordedSurroundings(clock, inbox, observer, recorder)
-            return around, around, around
-
-        simulate(made, mode, [ReplicaSpec(settings, AnyTime())], recorded=recorded)
+        simulate(made, mode, [ReplicaSpec(settings, AnyTime())], recorded=recorded_by(recorder))
     return Recording(path)
 
 

@@ -12,15 +12,14 @@ from support.recorded_run import ABOUT, replays
 
 from twostep.config.configs import SchedulerSettings
 from twostep.core.cost import Cost, StepShape, Terms
-from twostep.core.loop import Clock, Inbox, Observer
 from twostep.core.plan import Plan
 from twostep.core.request import BLOCK_TOKENS
 from twostep.errors import InvalidParameterError
 from twostep.perf.linear import LinearCostModel
 from twostep.recording.reader import Recording
-from twostep.recording.writer import RecordedSurroundings, Recorder
+from twostep.recording.writer import Recorder
 from twostep.sim.prompt_blocks import PromptBlocks
-from twostep.sim.simulation import FrontEndCosts, ReplicaSpec, SimulatedRequest, Simulation, simulate
+from twostep.sim.simulation import FrontEndCosts, ReplicaSpec, SimulatedRequest, Simulation, recorded_by, simulate
 from twostep.workload.arrivals import AtOnce, Renewal
 from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.kinds import Chat, Rag, make_workload
@@ -276,12 +275,7 @@ def test_noise_changes_step_times_by_its_residuals() -> None:
 def recorded_simulation(made: Workload, mode: Mode, one: ReplicaSpec, path: Path) -> list[Plan]:
     """All plans, as they were recorded; they replay byte for byte."""
     with Recorder(path, one.settings, ABOUT) as recorder:
-
-        def recorded(clock: Clock, inbox: Inbox, observer: Observer) -> tuple[Clock, Inbox, Observer]:
-            around = RecordedSurroundings(clock, inbox, observer, recorder)
-            return around, around, around
-
-        simulate(made, mode, [one], recorded=recorded)
+        simulate(made, mode, [one], recorded=recorded_by(recorder))
     replays(path)
     return [turn.step.plan for turn in Recording(path).turns() if turn.step]
 

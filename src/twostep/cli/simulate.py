@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from twostep.bench.load.run_record import RunRecord, Simulated
     from twostep.bench.report.result import EngineStep
     from twostep.cli.bench_runs import Runner
-    from twostep.core.loop import Clock, Inbox, Observer
     from twostep.sim.simulation import FrontEndCosts, SimulatedRequest, Simulation, WithRecorder
     from twostep.sim.targets import Target
     from twostep.workload.definition import Workload
@@ -235,20 +234,15 @@ def _runner(options: argparse.Namespace, target: "Target") -> "Iterator[Runner]"
 
 @contextmanager
 def _recorder(options: argparse.Namespace, target: "Target") -> "Iterator[WithRecorder]":
-    from twostep.recording.writer import RecordedSurroundings, Recorder
-    from twostep.sim.simulation import unrecorded
+    from twostep.recording.writer import Recorder
+    from twostep.sim.simulation import recorded_by, unrecorded
 
     if not options.record:
         yield unrecorded
         return
     about = {"model": options.model, "machine": f"simulated {target.where}"}
     with Recorder(options.record, target.replica.settings, about, target.recorded_costs()) as recorder:
-
-        def recorded(clock: "Clock", inbox: "Inbox", observer: "Observer") -> "tuple[Clock, Inbox, Observer]":
-            around = RecordedSurroundings(clock, inbox, observer, recorder)
-            return around, around, around
-
-        yield recorded
+        yield recorded_by(recorder)
 
 
 # --- as a result of bench -----------------------------------------------------------------------------------------

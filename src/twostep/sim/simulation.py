@@ -14,6 +14,7 @@ from twostep.core.request import BLOCK_TOKENS, Request
 from twostep.core.routing import ReplicaLoad, place, prefill_ns
 from twostep.core.scheduler import Counters, Scheduler
 from twostep.errors import InvalidParameterError
+from twostep.recording.writer import RecordedSurroundings, Recorder
 from twostep.sim.events import EventQueue, LoopHost
 from twostep.sim.modelled import (
     Arrival,
@@ -117,6 +118,16 @@ WithRecorder = Callable[[Clock, Inbox, Observer], tuple[Clock, Inbox, Observer]]
 def unrecorded(clock: Clock, inbox: Inbox, observer: Observer) -> tuple[Clock, Inbox, Observer]:
     """Leaves them as they are."""
     return clock, inbox, observer
+
+
+def recorded_by(recorder: Recorder) -> WithRecorder:
+    """Records the loop, for `twostep replay`."""
+
+    def recorded(clock: Clock, inbox: Inbox, observer: Observer) -> tuple[Clock, Inbox, Observer]:
+        around = RecordedSurroundings(clock, inbox, observer, recorder)
+        return around, around, around
+
+    return recorded
 
 
 def simulate(
