@@ -9,7 +9,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import batching_tables, busy_tables, peers_tables, results, serve_tables, simulator_tables, tables
+from benchmarks import (
+    batching_tables,
+    busy_tables,
+    calibration_tables,
+    peers_tables,
+    results,
+    serve_tables,
+    simulator_tables,
+    tables,
+)
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
 from twostep.errors import TwostepError
@@ -122,6 +131,14 @@ def simulator(folder: Path) -> str:
     return "\n\n".join(map(simulator_tables.speed, results.read("simulator", folder))) or NOT_MEASURED
 
 
+def calibration(folder: Path) -> str:
+    return "\n\n".join(map(calibration_tables.calibration, results.read("calibration", folder))) or NOT_MEASURED
+
+
+def calibration_readme(folder: Path) -> str:
+    return "\n\n".join(map(calibration_tables.readme, results.read("calibration", folder))) or NOT_MEASURED
+
+
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
@@ -135,6 +152,8 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-serve", serve_readme),
     ("docs/serving.md", "bench-serve", serve),
     ("docs/benchmarking.md", "compared", clients),
+    ("README.md", "bench-calibration", calibration_readme),
+    ("docs/calibration.md", "bench-calibration", calibration),
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
     ("docs/simulate.md", "example", simulated_example),

@@ -15,7 +15,12 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from support.engines import STORIES
+from support.calibrated import profile_for
+from support.engines import STORIES, stories
+
+from twostep.config.configs import EngineConfig
+from twostep.engine.profiles import identity_of
+from twostep.perf.machine_profile import write_profile
 
 COMMAND = Path(sys.executable).parent / "twostep"
 SMALL = ("smollm2-135m", "--port", "0", "--kv-memory", "64MiB", "--threads", "1")
@@ -218,3 +223,24 @@ def test_variables_that_kubernetes_sets_are_named_in_a_line() -> None:
     first, last = ended.stderr.splitlines()
     assert first == f"twostep: ignored environment variables that Kubernetes sets for services: {', '.join(variables)}"
     assert last.startswith("twostep: cannot listen on 192.0.2.1")
+
+
+def test_it_says_which_profile_it_plans_by(tmp_path: Path) -> None:
+    model = stories()
+    own = identity_of(model, EngineConfig(threads=1))
+    path, foreign = tmp_path / "own.json", tmp_path / "foreign.json"
+    write_profile(profile_for(own), path)
+    write_profile(profile_for(own, cpu="Other CPU"), foreign)
+    for profile, used in ((path, str(path)), (foreign, None)):
+        with serving(str(STORIES), "--port", "0", "--threads", "1", "--profile", str(profile)) as (_, lines):
+            [said] = [line for line in lines if "step times: " in line]
+            assert str(profile) in said
+            assert ("not used: it is for CPU Other CPU" in said) == (used is None)
+            config = ask(f"{address_of(lines)}/v1/config")
+            assert config["profile"] == used
+            assert config["settings"]["profile"] == {"value": str(profile), "set_by": "--profile"}
+
+
+def test_a_profile_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    assert f"{path}: no such file; `twostep calibrate" in complaint(str(STORIES), "--profile", str(path))

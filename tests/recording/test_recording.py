@@ -277,12 +277,12 @@ def header(**changes: object) -> dict[str, object]:
     [
         (
             {"twostep recording": 1},
-            "format 1; this version of Twostep reads format 3: replay it with the version that wrote it, or record "
+            "format 1; this version of Twostep reads format 4: replay it with the version that wrote it, or record "
             "again",
         ),
         (
             {**header(), "twostep recording": 2},
-            "format 2, written by Twostep 0; this version of Twostep reads format 3: replay it with the version that "
+            "format 2, written by Twostep 0; this version of Twostep reads format 4: replay it with the version that "
             "wrote it, or record again",
         ),
         (header(colour="red"), "settings: colour is unknown"),

@@ -1,7 +1,7 @@
 """`twostep calibrate [MODEL]`: learns what steps cost on this machine with this model, and how well it knows that."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,17 +11,15 @@ from twostep.config.settings import BY_NAME
 
 if TYPE_CHECKING:
     from twostep.config.configs import EngineConfig
-    from twostep.core.cost import Cost, StepShape
     from twostep.engine.calibration.calibrate import Progress
     from twostep.perf.machine_profile import MachineProfile
     from twostep.perf.step_time_fit import Errors
+    from twostep.perf.typical_steps import TypicalStep
     from twostep.terminal import StatusLine
 
 NOISY = 0.10
 """A machine on which one in twenty repetitions of a step is off by more than this is said to be noisy."""
 MUCH_STARVED = 0.2
-CONTEXT = 500
-"""Of the sequences in the typical steps."""
 
 
 def add_to(commands: Subcommands) -> None:
@@ -129,55 +127,24 @@ def _roofs(profile: "MachineProfile") -> Iterator[str]:
     yield f"  reads, GB/s by working set: {', '.join(each)}"
 
 
-def typical_steps() -> Mapping[str, "StepShape"]:
-    """Steps whose costs a reader can imagine, by name."""
-    from twostep.core.cost import StepShape, decode_shape
-
-    eight = decode_shape(8, 8 * CONTEXT)
-    return {
-        "decode, 1 stream": decode_shape(1, CONTEXT),
-        "decode, 8 streams": eight,
-        "decode, 32 streams": decode_shape(32, 32 * CONTEXT),
-        "prompt of 128": StepShape().with_slice(0, 128, 1),
-        "prompt of 512": StepShape().with_slice(0, 512, 1),
-        "8 streams and 64 of a prompt": eight.with_slice(0, 64, 0),
-        "8 streams and 256 of a prompt": eight.with_slice(0, 256, 0),
-    }
-
-
 def typical(profile: "MachineProfile") -> Iterator[str]:
     """A table of typical steps, and what a decode of one stream consists of."""
-    from twostep.perf.step_time_model import StepTimeModel
+    from twostep.perf.typical_steps import CONTEXT, TERMS, typical_steps
 
-    model = StepTimeModel(profile.costs)
-    names = ("linear", "attention", "logits", "sequences", "fixed")
-    title = f"ms of steps, {CONTEXT} tokens of context"
-    yield f"{title:<38}{'whole':>8}{'bound':>8}" + "".join(f"{name:>11}" for name in names)
-    for name, shape in typical_steps().items():
-        cost = model.estimate(shape)
-        terms = "".join(f"{ns / 1e6:>11.2f}" for ns in terms_of(cost).values())
-        yield f"  {name:<36}{cost.expected_ns / 1e6:>8.1f}{cost.bound_ns / 1e6:>8.1f}{terms}"
-    yield _decode_line(profile, model.estimate(typical_steps()["decode, 1 stream"]))
+    title, steps = f"ms of steps, {CONTEXT} tokens of context", list(typical_steps(profile.costs))
+    yield f"{title:<38}{'whole':>8}{'bound':>8}" + "".join(f"{name:>11}" for name in TERMS)
+    for step in steps:
+        terms = "".join(f"{getattr(step, name):>11.2f}" for name in TERMS)
+        yield f"  {step.name:<36}{step.expected:>8.1f}{step.bound:>8.1f}{terms}"
+    yield _decode_line(profile, steps[0])
 
 
-def terms_of(cost: "Cost") -> dict[str, float]:
-    """Of an estimate in ns, in the order of the table, attention together."""
-    terms = cost.terms
-    attention = terms.prefill_attention + terms.decode_attention
-    return {
-        "linear": terms.linear, "attention": attention, "logits": terms.logits,
-        "sequences": terms.sequences, "fixed": terms.fixed,
-    }  # fmt: skip
-
-
-def _decode_line(profile: "MachineProfile", cost: "Cost") -> str:
-    """Linear layers and head of one row are the reading of all weights."""
-    weights_ns = cost.terms.linear + cost.terms.logits
-    rate = profile.weight_bytes / max(1.0, weights_ns)
-    shares = f"{weights_ns / cost.expected_ns:.0%} weight traffic, at {rate:.1f} GB/s"
+def _decode_line(profile: "MachineProfile", step: "TypicalStep") -> str:
+    rate = profile.weight_bytes / max(1e-9, step.weights) * 1e3
+    shares = f"{step.weights / step.expected:.0%} weight traffic, at {rate / 1e9:.1f} GB/s"
     limit = dict(profile.roofs.read).get(profile.weight_bytes)
-    against = f", {rate / limit * 1e9:.0%} of what reading alone reaches" if limit else ""
-    return f"  decode of 1 stream: {shares}{against}; {cost.terms.decode_attention / cost.expected_ns:.0%} attention"
+    against = f", {rate / limit:.0%} of what reading alone reaches" if limit else ""
+    return f"  decode of 1 stream: {shares}{against}; {step.attention / step.expected:.0%} attention"
 
 
 def accuracy(profile: "MachineProfile") -> Iterator[str]:
@@ -206,9 +173,9 @@ def _noise(profile: "MachineProfile") -> Iterator[str]:
 
 def _advice(profile: "MachineProfile", model: str, path: Path | None) -> Iterator[str]:
     """A command to go on with: a budget of twice the decode step leaves as much time for prompts."""
-    from twostep.perf.step_time_model import StepTimeModel
+    from twostep.perf.typical_steps import typical_steps
 
-    decode_ms = StepTimeModel(profile.costs).estimate(typical_steps()["decode, 8 streams"]).bound_ns / 1e6
-    budget = max(5, -(-int(2 * decode_ms) // 5) * 5)
+    [decode] = [step for step in typical_steps(profile.costs) if step.name == "decode, 8 streams"]
+    budget = max(5, -(-int(2 * decode.bound) // 5) * 5)
     given = f" --profile {path}" if path else ""
     yield f"\nnext: twostep serve {model} --itl-budget {budget}{given}"

@@ -22,7 +22,7 @@ from twostep.engine.collector import Collector
 from twostep.engine.other_servers import Registration, Registry
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
-from twostep.engine.profiles import find_profile, identity_of
+from twostep.engine.profiles import profile_for
 from twostep.engine.step.executor import KernelExecutor
 from twostep.engine.text.answer import Answer, Vocabulary
 from twostep.engine.text.constraint import Grammars
@@ -140,7 +140,7 @@ class Engine:
         model, config = self.model, self.config
         self.sizing = self._size(serves)
         self.settings = build.settings(config, self.sizing)
-        self.profile = find_profile(config.profile, identity_of(model, config), model.path.name)
+        self.profile = profile_for(model, config)
         self.cost = self.profile.cost_model()
         self.scheduler = build.scheduler(self.settings, self.cost)
         tokenizer = None if config.skip_tokenizer_init else model.tokenizer

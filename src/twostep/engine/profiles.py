@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twostep.config.configs import EngineConfig
-from twostep.config.values import NONE
+from twostep.config.values import AUTO, NONE
 from twostep.core.cost import CostModel
 from twostep.errors import FetchError, ProfileError
 from twostep.kernels import _native
@@ -37,24 +37,40 @@ LEARNED = "step times: learned while running"
 HINT = "`twostep calibrate` measures this machine in about a minute"
 
 
+def profile_for(model: LoadedModel, config: EngineConfig) -> Found:
+    """The profile that an engine of this configuration uses. Raises `ProfileError` for a path without a profile.
+
+    Where there is none to consider, what identifies the machine is not looked up: that takes a few ms of every start.
+    """
+    name = model.path.name
+    if config.profile == NONE:
+        return Found(None, None, LEARNED)
+    if config.profile == AUTO and not _of_model(name):
+        return Found(None, None, f"{LEARNED}; {HINT}")
+    return find_profile(config.profile, identity_of(model, config), name)
+
+
 def find_profile(setting: str | Path, identity: Identity, model_name: str) -> Found:
-    """The profile that `setting` says: a path, or that of this machine and model in the folder (auto), or none.
+    """The profile that `setting` says: a path, or that of this machine and model in the folder (auto).
 
     One that was made elsewhere, for another model or by another version is not used; the line names it and the
     difference. Raises `ProfileError` for a path without a profile.
     """
-    if setting == NONE:
-        return Found(None, None, LEARNED)
     if isinstance(setting, Path):
         return _checked(setting, read_profile(setting), identity)
+    others = _of_model(model_name)
+    if not others:
+        return Found(None, None, f"{LEARNED}; {HINT}")
+    own = profile_path(identity, model_name)
+    return _automatic(own if own in others else others[0], identity)
+
+
+def _of_model(model_name: str) -> list[Path]:
+    """Profiles in the folder, of any machine; none if there is no home folder."""
     try:
-        path = profile_path(identity, model_name)
-    except FetchError as error:  # no home folder
-        return Found(None, None, f"{LEARNED}; {error}")
-    if path.is_file():
-        return _automatic(path, identity)
-    others = sorted(path.parent.glob(f"{_stem(model_name)}-*.json"))
-    return _automatic(others[0], identity) if others else Found(None, None, f"{LEARNED}; {HINT}")
+        return sorted(profile_folder().glob(f"{_stem(model_name)}-*.json"))
+    except FetchError:
+        return []
 
 
 def _automatic(path: Path, identity: Identity) -> Found:

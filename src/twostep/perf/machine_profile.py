@@ -119,7 +119,7 @@ class MachineProfile:
             return cls(**{name: value[name] for name in names} | _decoded(value))
         except ModelDataError as error:
             raise ProfileError(f"costs: {error}") from None
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise ProfileError(f"a field has a wrong value: {error}") from None
 
 

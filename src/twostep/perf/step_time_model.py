@@ -59,6 +59,9 @@ class Curve(NamedTuple):
         low, high = ns[i - 1], ns[i]
         return min(high, low + (x - at[i - 1]) * ((high - low) / (at[i] - at[i - 1])))
 
+    def to_json(self) -> dict[str, Any]:
+        return {"at": list(self.at), "ns": list(self.ns), "slope": self.slope}
+
     def fault(self) -> str | None:
         """What is wrong with it."""
         numbers = (*self.ns, self.slope)
@@ -92,8 +95,8 @@ class StepCosts:
 
     def to_json(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        curves = {name: value._asdict() for name, value in values.items() if isinstance(value, Curve)}
-        return {**values, **curves, "margins": {name: curve._asdict() for name, curve in self.margins.items()}}
+        curves = {name: value.to_json() for name, value in values.items() if isinstance(value, Curve)}
+        return {**values, **curves, "margins": {name: curve.to_json() for name, curve in self.margins.items()}}
 
     @classmethod
     def from_json(cls, value: object) -> Self:

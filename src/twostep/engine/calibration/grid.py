@@ -16,6 +16,10 @@ ROW_TILES = {
 }
 """By instruction set: kRows and kTileRows of native/simd_*.h."""
 
+WIDEST = 2048
+"""Most tokens of a step."""
+ONE_PAST_TILES = 16
+"""In steps of up to so many tiles, one more row costs noticeably more."""
 FAR = (512, 2048, 4000)
 """Positions at which later chunks of long prompts begin."""
 CHUNKS = (16, 64, 256, 512)
@@ -59,9 +63,10 @@ def grid(tiles: RowTiles, limits: Limits, *, quick: bool = False) -> list[Trial]
 
 def _prefills(tiles: RowTiles) -> Iterator[Trial]:
     """First chunks, at each edge of the rows and one past it; later chunks; several prompts at once."""
-    for rows in edges(tiles, 2048):
+    for rows in (*edges(tiles, WIDEST), WIDEST):
         yield Trial(chunks=((0, rows, False),))
-        yield Trial(chunks=((0, rows + 1, False),))
+        if rows <= ONE_PAST_TILES * tiles.rows:
+            yield Trial(chunks=((0, rows + 1, False),))
     for rows in (rows for wide in (3, 8) for rows in (wide * tiles.rows, wide * tiles.rows + 1)):
         yield Trial(chunks=((0, rows, False),))
     yield from (Trial(chunks=((start, tokens, True),)) for tokens in CHUNKS for start in FAR)
