@@ -18,6 +18,8 @@ from benchmarks import (
     serve_tables,
     simulator_tables,
     tables,
+    two_phases,
+    validation_tables,
 )
 from benchmarks.machine import ROOT
 from benchmarks.tables import Json
@@ -139,6 +141,25 @@ def calibration_readme(folder: Path) -> str:
     return "\n\n".join(map(calibration_tables.readme, results.read("calibration", folder))) or NOT_MEASURED
 
 
+def two_phases_measured(folder: Path) -> str:
+    return two_phases.measured(results.read("peers-model", folder))
+
+
+def two_phases_claims(folder: Path) -> str:
+    found = results.read("peers-model", folder)
+    return two_phases.claims(found) if found else NOT_MEASURED
+
+
+def computed(make: Callable[[], str]) -> Callable[[Path], str]:
+    """A table that needs no result file."""
+    return lambda _: make()
+
+
+def validation(make: Callable[[Json], str]) -> Callable[[Path], str]:
+    """A table of the validation against published measurements, of which there is one for all machines."""
+    return lambda folder: "\n\n".join(map(make, results.read("validation", folder))) or NOT_MEASURED
+
+
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
@@ -159,6 +180,19 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/simulate.md", "example", simulated_example),
     ("docs/simulate.md", "simulated-vllm", simulated_vllm),
     ("docs/simulate.md", "bench-simulator", simulator),
+    ("docs/two-phases.md", "phases", computed(two_phases.phases)),
+    ("docs/two-phases.md", "prompts", computed(two_phases.prompts)),
+    ("docs/two-phases.md", "chunks", computed(two_phases.chunks)),
+    ("docs/two-phases.md", "claims", two_phases_claims),
+    ("docs/two-phases.md", "batches", computed(two_phases.batches)),
+    ("docs/two-phases.md", "sizes", computed(two_phases.sizes)),
+    ("docs/two-phases.md", "devices", computed(two_phases.devices)),
+    ("docs/two-phases.md", "measured", two_phases_measured),
+    ("docs/validation.md", "summary", validation(validation_tables.summary)),
+    ("docs/validation.md", "steps", validation(validation_tables.steps)),
+    ("docs/validation.md", "layers", validation(validation_tables.layers)),
+    ("docs/validation.md", "kernels", validation(validation_tables.kernels)),
+    ("docs/validation.md", "efficiency", validation(validation_tables.efficiency)),
 )
 """File, name of the generated part, function that makes it."""
 
@@ -170,7 +204,7 @@ def render(documents: Path = ROOT, folder: Path = results.FOLDER) -> dict[str, s
         texts[path] = fill(texts[path], name, make(folder))
     for result in results.read("batching", folder):
         texts |= {f"docs/{path}": text for path, text in batching_tables.plots(result).items()}
-    return texts
+    return texts | {f"docs/{path}": text for path, text in two_phases.drawings().items()}
 
 
 def main() -> int:

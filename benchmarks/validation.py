@@ -28,10 +28,10 @@ from twostep.perf.hardware import Hardware, hardware_named
 from twostep.perf.model_table import model_named
 from twostep.perf.roofline_model import (
     Efficiency,
+    KindTime,
     RooflineModel,
     decode_shape_of,
     efficiency_of,
-    kernel_seconds,
     prefill_shape,
     typical_efficiency,
 )
@@ -187,7 +187,7 @@ def predicted(kernel: Kernel, hardware: Hardware, share: Efficiency) -> float:
     if kernel.kind != "GEMM":
         read = share.prefill_kv if kernel.kind == "prefill attention" else share.decode_attention
         shares, constant = (share.prefill_attention, read), share.attention_kernel_s
-    return kernel_seconds(kernel.work, hardware.peak(kernel.arithmetic), hardware.bandwidth, shares, constant)
+    return KindTime.of(kernel.kind, kernel.work, hardware, kernel.arithmetic, shares, constant).seconds
 
 
 # --- fit --------------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def _layer_pair(row: dict[str, str], hardware: Hardware, share: Efficiency) -> t
         )
         work = matrix_work(part, model.weight_type, int(row["num_tokens"]))
         shares = (share.linear, share.bandwidth)
-        expected += kernel_seconds(work, hardware.peak("fp16"), hardware.bandwidth, shares, share.kernel_s)
+        expected += KindTime.of(matrix.name, work, hardware, "fp16", shares, share.kernel_s).seconds
     return expected, sum(float(row[field]) for field in VIDUR_LINEAR) / 1e3
 
 
@@ -330,6 +330,8 @@ def _layer_pair(row: dict[str, str], hardware: Hardware, share: Efficiency) -> t
 
 RUNS = {"RTX4090__Llama-3.1-8B": ("rtx4090", "llama-3.1-8b"),
         "RTXPRO6000__Qwen3-30B-A3B-Instruct-2507": ("rtxpro6000", "qwen3-30b-a3b")}  # fmt: skip
+FULL = 90.0
+"""Percent of the KV cache."""
 
 
 @dataclass(frozen=True)
@@ -339,21 +341,25 @@ class Tick:
     step_s: float
     running: int
     context: int
+    full: bool
+    """The KV cache was nearly full, so that requests were preempted and their prompts computed again, uncounted."""
 
 
 def decode_ticks(run: Path) -> list[Tick]:
-    """Seconds without prompt tokens in which at most two sequences ended; a step gives each running one a token."""
+    """Seconds without prompt tokens in which few sequences ended; a step gives each running one a token."""
     rows = [{key: float(value) for key, value in row.items()} for row in read(run / "timeseries.csv")]
     requests = [json.loads(line) for line in (run / "requests.jsonl").read_text().splitlines()]
     began = min(request["queued_ts"] for request in requests)
     found = []
     for before, row in pairwise(rows):
         calm = not row["prompt_throughput"] and not before["prompt_throughput"]
-        if calm and row["running"] > 0 and abs(row["running"] - before["running"]) <= 2 and row["gen_throughput"]:
-            running = (row["running"] + before["running"]) / 2
+        running = (row["running"] + before["running"]) / 2
+        ended = abs(row["running"] - before["running"])
+        if calm and row["running"] > 0 and ended <= max(2, running / 10) and row["gen_throughput"]:
             context = _mean_context(requests, began + row["t"] - 0.5)
             if context is not None:
-                found.append(Tick(running / row["gen_throughput"], round(running), round(context)))
+                full = max(before["kv_cache_pct"], row["kv_cache_pct"]) > FULL
+                found.append(Tick(running / row["gen_throughput"], round(running), round(context), full))
     return found
 
 
@@ -372,13 +378,21 @@ def step_errors(data: Path) -> Iterator[Errors]:
     table = KernelTable(data)
     for run, (device, name) in RUNS.items():
         ticks, hardware = decode_ticks(data / "llmservingsim/vllm_runs" / run), hardware_named(device)
-        title = f"whole decode steps of {name}, vLLM"
-        if device == "rtx4090":
-            pairs = [(table.step_s(tick.running, tick.context), tick.step_s) for tick in ticks]
-            yield errors(title, device, "its kernel tables, interpolated", pairs, 0.1)
-        for share in _predictions(hardware, "fp16"):
-            roofline = RooflineModel(model_named(name), hardware, share)
-            yield errors(title, device, share.origin, _tick_pairs(roofline, ticks), _target(share) or 0.1)
+        for title, part in _parts(f"whole decode steps of {name}, vLLM", ticks):
+            if device == "rtx4090":
+                pairs = [(table.step_s(tick.running, tick.context), tick.step_s) for tick in part]
+                yield errors(title, device, "its kernel tables, interpolated", pairs, 0.1)
+            for share in _predictions(hardware, "fp16"):
+                roofline = RooflineModel(model_named(name), hardware, share)
+                yield errors(title, device, share.origin, _tick_pairs(roofline, part), _target(share) or 0.1)
+
+
+def _parts(title: str, ticks: list[Tick]) -> Iterator[tuple[str, list[Tick]]]:
+    """All, and those in which nothing was preempted, if they differ."""
+    yield title, ticks
+    calm = [tick for tick in ticks if not tick.full]
+    if 0 < len(calm) < len(ticks):
+        yield f"{title}, no preemptions", calm
 
 
 def _tick_pairs(roofline: RooflineModel, ticks: Iterable[Tick]) -> Pairs:

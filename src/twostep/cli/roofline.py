@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from twostep.cli.options import whole_within
 from twostep.cli.subcommands import Subcommands
@@ -11,9 +11,9 @@ from twostep.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from twostep.bench.report.roofline_plot import Dot, Roof
-    from twostep.perf.hardware import Hardware
     from twostep.perf.roofline import Phase, Roofline, Row
     from twostep.spec.model_spec import ModelSpec
+    from twostep.spec.number_types import NumberType
 
 MOST_TOKENS, MOST_BATCH = 10_000_000, 65_536
 
@@ -85,14 +85,23 @@ def add_to(commands: Subcommands) -> None:
 def _run(options: argparse.Namespace) -> None:
     _check_plot(options.plot)
     model = described_model(options)
-    devices = described_devices(options)
-    answers = [_answer(model, device, options) for device in devices]
+    found = [_answer(model, name.strip(), options) for name in (options.compare or options.hardware).split(",")]
+    answers = [answer for answer in found if not isinstance(answer, Refusal)]
+    if not answers:
+        raise next(answer.error for answer in found if isinstance(answer, Refusal))
     if options.plot:
         _plot(answers, options.plot)
     if options.json:
-        _print_json(answers, several=options.compare is not None)
+        _print_json(found, several=options.compare is not None)
     else:
-        print("\n".join(_comparison(answers) if options.compare else _lines(answers[0])))
+        print("\n".join(_comparison(answers, found) if options.compare else _lines(answers[0])))
+
+
+class Refusal(NamedTuple):
+    """A device of a comparison that has no answer, and why."""
+
+    hardware: str
+    error: InvalidParameterError
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -100,15 +109,20 @@ def _run(options: argparse.Namespace) -> None:
 
 def described_model(options: argparse.Namespace) -> "ModelSpec":
     """The model with the types that were asked for. Raises `TwostepError`."""
-    from twostep.spec.number_types import KV_TYPES, number_type
+    from twostep.spec.number_types import KV_TYPES, NUMBER_TYPES
 
-    model = _stored_model(options.model)
+    weights = _type("--weights", options.weights, tuple(NUMBER_TYPES))
+    kv = _type("--kv", options.kv, KV_TYPES)
+    return _stored_model(options.model).with_types(weights, kv)
+
+
+def _type(flag: str, name: str | None, known: tuple[str, ...]) -> "NumberType | None":
+    from twostep.spec.number_types import number_type
+
     try:
-        weights = options.weights and number_type(options.weights)
-        kv = options.kv and number_type(options.kv, KV_TYPES)
+        return None if name is None else number_type(name, known)
     except ValueError as error:
-        raise InvalidParameterError(f"{'--weights' if options.weights else '--kv'}: {error}") from None
-    return model.with_types(weights, kv)
+        raise InvalidParameterError(f"{flag}: {error}") from None
 
 
 def _stored_model(name: str) -> "ModelSpec":
@@ -123,19 +137,19 @@ def _stored_model(name: str) -> "ModelSpec":
     return model_of_config(path) if path.exists() else model_named(name)
 
 
-def described_devices(options: argparse.Namespace) -> "list[Hardware]":
-    from twostep.perf.hardware import hardware_named, read_hardware
-
-    own = read_hardware(options.hardware_file) if options.hardware_file else {}
-    names = options.compare.split(",") if options.compare else [options.hardware]
-    return [hardware_named(name.strip(), own) for name in names]
-
-
-def _answer(model: "ModelSpec", device: "Hardware", options: argparse.Namespace) -> "Roofline":
+def _answer(model: "ModelSpec", name: str, options: argparse.Namespace) -> "Roofline | Refusal":
+    """Raises `InvalidParameterError` for an unknown device; one that cannot run the model is a refusal."""
+    from twostep.perf.hardware import UnknownHardwareError, hardware_named, read_hardware
     from twostep.perf.roofline import Question, Roofline
 
+    own = read_hardware(options.hardware_file) if options.hardware_file else {}
     question = Question(options.prompt, options.output, options.batch, options.tp)
-    return Roofline(model, device, question, options.compute)
+    try:
+        return Roofline(model, hardware_named(name, own), question, options.compute)
+    except UnknownHardwareError:
+        raise
+    except InvalidParameterError as error:
+        return Refusal(name, error)
 
 
 def _check_plot(path: Path | None) -> None:
@@ -275,7 +289,8 @@ def _batching(answer: "Roofline") -> str:
 # --- several devices ----------------------------------------------------------------------------------------------
 
 
-def _comparison(answers: "Sequence[Roofline]") -> Iterator[str]:
+def _comparison(answers: "Sequence[Roofline]", found: "Sequence[Roofline | Refusal]") -> Iterator[str]:
+    """`found`: all that was asked for, with refusals."""
     first = answers[0]
     asked = first.question
     types = f"weights {first.model.weight_type.name}, KV {first.model.kv_type.name}"
@@ -296,6 +311,9 @@ def _comparison(answers: "Sequence[Roofline]") -> Iterator[str]:
         "from",
     )
     yield from _table([head, *map(_compared, answers)])
+    for one in found:
+        if isinstance(one, Refusal):
+            yield f"{one.hardware}: {one.error}"
 
 
 def _compared(answer: "Roofline") -> tuple[str, ...]:
@@ -318,10 +336,15 @@ def _compared(answer: "Roofline") -> tuple[str, ...]:
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _print_json(answers: "Iterable[Roofline]", *, several: bool) -> None:
+def _print_json(answers: "Iterable[Roofline | Refusal]", *, several: bool) -> None:
     import json
 
-    found = [answer.json() for answer in answers]
+    found = [
+        {"hardware": {"id": answer.hardware}, "error": str(answer.error)}
+        if isinstance(answer, Refusal)
+        else answer.json()
+        for answer in answers
+    ]
     print(json.dumps(found if several else found[0], indent=1))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from twostep.cli.bench import add_load, add_output, add_workload, check_load, run_and_show
 from twostep.cli.options import add_settings, given_settings, naming_flags, whole_within, within
-from twostep.cli.roofline import described_devices, described_model
+from twostep.cli.roofline import described_model
 from twostep.cli.subcommands import Subcommands
 from twostep.config.settings import BY_NAME, FLAGGED
 from twostep.errors import InvalidParameterError, TwostepError
@@ -107,7 +107,6 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     from twostep.bench.report.output_files import check_outputs
     from twostep.cli.bench_runs import Measuring
 
-    options.compare = None
     check_load(options, parser)
     _check(options, parser)
     check_outputs(options.out, options.html)
@@ -148,10 +147,12 @@ def _target(options: argparse.Namespace) -> "Target":
 
 def _device(options: argparse.Namespace, host_ns: int, front_end: "FrontEndCosts") -> "Target":
     from twostep.config.configs import EngineConfig
+    from twostep.perf.hardware import hardware_named, read_hardware
     from twostep.perf.roofline_model import RooflineModel
     from twostep.sim.targets import DEVICE_SHARE, device_target
 
-    [hardware] = described_devices(options)
+    own = read_hardware(options.hardware_file) if options.hardware_file else {}
+    hardware = hardware_named(options.hardware, own)
     roofline = RooflineModel(described_model(options), hardware, tensor_parallel=options.tp, arithmetic=options.compute)
     config = EngineConfig(**_engine_values(options))
     kv_memory = config.kv_memory if options.kv_memory else DEVICE_SHARE

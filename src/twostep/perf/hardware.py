@@ -5,12 +5,13 @@ The shipped table has datasheet values. Users add rows in a file of their own, C
 
 import csv
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from math import isfinite
+from itertools import pairwise
+from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,37 @@ class Hardware:
         return self.peak(arithmetic) / self.bandwidth
 
 
+class UnknownHardwareError(InvalidParameterError):
+    """No device has this id."""
+
+
+def measured_hardware(
+    cpu: str,
+    peaks: Mapping[str, float],
+    read: Sequence[tuple[float, float]],
+    memory_bytes: float,
+    working_set: float,
+) -> Hardware:
+    """The calibrated machine as a device. `peaks`: measured operations per second by arithmetic. `read`: bytes of a
+    working set and bytes per second at which it is read; the bandwidth is that at `working_set`, what a step streams,
+    between two measured sizes in proportion to their logarithms."""
+    points = sorted((log(size), rate) for size, rate in read)
+    place = min(max(log(working_set), points[0][0]), points[-1][0])
+    pairs = [*pairwise(points)] or [(points[0], points[0])]
+    (low, slow), (high, fast) = next(pair for pair in pairs if place <= pair[1][0])
+    share = (place - low) / (high - low) if high > low else 0.0
+    return Hardware(
+        id=HERE,
+        name=cpu,
+        memory_bytes=memory_bytes,
+        bandwidth=slow + share * (fast - slow),
+        peaks=peaks,
+        confidence="high",
+        source="twostep calibrate",
+        measured=True,
+    )
+
+
 # --- looking up -------------------------------------------------------------------------------------------------------
 
 
@@ -81,8 +113,8 @@ ALIASES = {"a100": "a100-80-sxm", "a100-40": "a100-40-sxm", "h100": "h100-sxm", 
 
 
 def hardware_named(name: str, own: Mapping[str, Hardware] | None = None) -> Hardware:
-    """The row of this id; rows of the user come before the shipped ones. Raises `InvalidParameterError` that names the
-    nearest and all known ids."""
+    """The row of this id; rows of the user come before the shipped ones. Raises `UnknownHardwareError` that names the
+    nearest and all known ids, `InvalidParameterError` for this machine while it is not calibrated."""
     if name.lower() == HERE:
         raise InvalidParameterError(
             "the roofs of this machine are not known: run `twostep calibrate`, which measures them", "hardware"
@@ -94,10 +126,10 @@ def hardware_named(name: str, own: Mapping[str, Hardware] | None = None) -> Hard
     if wanted in known:
         return known[wanted]
     near = get_close_matches(wanted, [*known, *ALIASES, HERE], n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
     names = ", ".join([*known, *ALIASES, HERE])
-    raise InvalidParameterError(f"unknown hardware {name!r}{hint} Known: {names}. Add your own with --hardware-file",
-                                "hardware")  # fmt: skip
+    words = f"unknown hardware {name!r}{hint} Known: {names}. Add your own with --hardware-file"
+    raise UnknownHardwareError(words, "hardware")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

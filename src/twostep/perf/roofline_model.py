@@ -10,9 +10,9 @@ from functools import cache
 from importlib.resources import files
 from math import inf
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
-from twostep.core.cost import Cost, StepShape, Terms
+from twostep.core.cost import Cost, StepShape, Terms, decode_shape
 from twostep.errors import InvalidParameterError
 from twostep.perf.hardware import Hardware
 from twostep.perf.step_work import ACTIVATION_BYTES, Work, elementwise_work, step_work
@@ -80,7 +80,7 @@ def typical_efficiency(arithmetic: str, without: str | None = None) -> Efficienc
     return Efficiency._make([*shares, "datasheet"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KindTime:
     """The time of one kind of work in a step, on one device."""
 
@@ -94,9 +94,18 @@ class KindTime:
     constant_s: float
     link_s: float = 0.0
 
+    @classmethod
+    def of(
+        cls, name: str, work: Work, hardware: Hardware, arithmetic: str, share: tuple[float, float], constant_s: float
+    ) -> Self:
+        """Of `work` on one device. `share`: of the peak and of the bandwidth that kernels of the kind reach."""
+        peak = hardware.peak(arithmetic)
+        arithmetic_s = work.operations / (share[0] * peak)
+        return cls(name, work, arithmetic, peak, arithmetic_s, work.bytes / (share[1] * hardware.bandwidth), constant_s)
+
     @property
     def seconds(self) -> float:
-        """The larger of both roofs, and what is added to them."""
+        """The rule for every kind of work: the slower of arithmetic and memory traffic, and what is added to them."""
         return max(self.arithmetic_s, self.bandwidth_s) + self.constant_s + self.link_s
 
     @property
@@ -109,14 +118,6 @@ class KindTime:
             "link": self.link_s,
         }
         return max(times, key=lambda kind: times[kind])
-
-
-def kernel_seconds(
-    work: Work, peak: float, bandwidth: float, share: tuple[float, float] = (1.0, 1.0), constant_s: float = 0.0
-) -> float:
-    """The rule for every kind of work: the slower of arithmetic and memory traffic, and a constant. `share`: of the
-    peak (operations/s) and of the bandwidth (bytes/s) that kernels of the kind reach."""
-    return max(work.operations / (share[0] * peak), work.bytes / (share[1] * bandwidth)) + constant_s
 
 
 class RooflineModel:
@@ -151,8 +152,14 @@ class RooflineModel:
         )
 
     def estimate(self, shape: StepShape) -> Cost:
-        """The cost of a step of this shape."""
-        times = {kind.name: kind.seconds * 1e9 for kind in self.times(shape)}
+        """The cost of a step of this shape.
+
+        Expected are overlapped arithmetic and traffic. In the bound, those of attention do not overlap: then it cannot
+        fall when a slice grows from a decode, which costs traffic, to a chunk, whose traffic other arithmetic may hide.
+        """
+        kinds = self.times(shape)
+        times = {kind.name: kind.seconds * 1e9 for kind in kinds}
+        hidden_s = sum(min(kind.arithmetic_s, kind.bandwidth_s) for kind in kinds if kind.name.endswith("attention"))
         linear = sum(times[name] for name in ("projections", "feed-forward", "elementwise", "all-reduce"))
         terms = Terms(
             fixed=times["fixed"],
@@ -162,7 +169,7 @@ class RooflineModel:
             logits=times["logits"],
         )
         expected = sum(terms)
-        return Cost(int(expected), int(expected * (1 + self.efficiency.margin)), terms)
+        return Cost(int(expected), int((expected + 1e9 * hidden_s) * (1 + self.efficiency.margin)), terms)
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
         """Does nothing: the constants are those of a table."""
@@ -172,18 +179,18 @@ class RooflineModel:
         work, layers, share = step_work(self.model, shape), self.model.shape.layers, self.efficiency
         weights, decode = (share.linear, share.bandwidth), (share.prefill_attention, share.decode_attention)
         prefill = (share.prefill_attention, share.prefill_kv)
+        # One kernel computes the attention of all slices.
         kernel, attending = layers * share.kernel_s, layers * share.attention_kernel_s
         inner = 1 if self.model.experts is None else 2
         fp16 = self.attention_arithmetic
+        rest_s = ELEMENTWISE_KERNELS * kernel if shape.tokens else 0.0
         elementwise = elementwise_work(self.model, shape.tokens, self.devices)
-        rest_s = ELEMENTWISE_KERNELS * kernel
-        moved_s = elementwise.bytes / (share.bandwidth * self.hardware.bandwidth)
         return (
             self._kind("projections", work.projections, self.arithmetic, weights, 2 * kernel),
             self._kind("feed-forward", work.feed_forward, self.arithmetic, weights, 2 * inner * kernel),
-            KindTime("elementwise", elementwise, fp16, self._peak, 0.0, moved_s, rest_s if shape.tokens else 0.0),
-            self._kind("prefill attention", work.prefill_attention, fp16, prefill, attending),
-            self._kind("decode attention", work.decode_attention, fp16, decode, attending),
+            KindTime.of("elementwise", elementwise, self.hardware, fp16, weights, rest_s),
+            self._kind("prefill attention", work.prefill_attention, fp16, prefill, attending if shape.prefills else 0),
+            self._kind("decode attention", work.decode_attention, fp16, decode, 0 if shape.prefills else attending),
             self._kind("logits", work.logits, self._head_arithmetic, weights, share.kernel_s),
             self._kind("fixed", work.fixed, fp16, weights, share.step_s),
             self._all_reduce(shape.tokens),
@@ -202,10 +209,8 @@ class RooflineModel:
             work.kv_bytes / kv_devices,  # more devices than KV heads keep copies
             work.activation_bytes / (1 if name == "fixed" else self.devices),
         )
-        peak = self.hardware.peak(arithmetic)
-        moved_s = each.bytes / (share[1] * self.hardware.bandwidth)
         constant_s = constant_s if work.bytes or name == "fixed" else 0.0
-        return KindTime(name, each, arithmetic, peak, each.operations / (share[0] * peak), moved_s, constant_s)
+        return KindTime.of(name, each, self.hardware, arithmetic, share, constant_s)
 
     def _all_reduce(self, tokens: int) -> KindTime:
         """Two a layer, of one row per token: each device sends 2·(n-1)/n of it (a ring)."""
@@ -272,12 +277,10 @@ def _checked(arithmetic: str, model: ModelSpec) -> str:
 
 def prefill_shape(prompt: int, batch: int = 1) -> StepShape:
     """One step that computes `batch` whole prompts and the first token of each."""
-    shape = StepShape()
-    for _ in range(batch):
-        shape = shape.with_slice(0, prompt, 1)
-    return shape
+    one = StepShape().with_slice(0, prompt, 1)
+    return StepShape(*(batch * amount for amount in one))
 
 
 def decode_shape_of(context: int, batch: int) -> StepShape:
     """One decode step of `batch` sequences whose token sees `context` positions, its own included."""
-    return StepShape(batch, 0, 0, batch * context, batch, 0, batch)
+    return decode_shape(batch, batch * context)

@@ -15,18 +15,17 @@ FAR = 1 << 20
 
 
 class _Lines(NamedTuple):
-    """Nanoseconds of one kind of attention: max(arithmetic · pairs, kv · positions + row · rows) + constant."""
+    """Nanoseconds of one kind of attention: the larger of arithmetic · pairs and kv · positions + row · rows."""
 
     arithmetic: float
     kv: float
     row: float
     constant: float
+    """Of a step that has such work and no other attention."""
 
-    def ns(self, pairs: int, positions: int, rows: int) -> float:
-        """0 without work."""
-        if not rows:
-            return 0.0
-        return max(self.arithmetic * pairs, self.kv * positions + self.row * rows) + self.constant
+    def both_ns(self, pairs: int, positions: int, rows: int) -> tuple[float, float]:
+        """Arithmetic and traffic."""
+        return self.arithmetic * pairs, self.kv * positions + self.row * rows
 
 
 class StepTimes:
@@ -51,16 +50,22 @@ class StepTimes:
         return self._last[1]
 
     def _sum(self, shape: StepShape) -> Cost:
-        tokens, pairs, prefill_kv, decode_kv, logit_rows, _, decodes = shape
+        tokens, pairs, prefill_kv, decode_kv, logit_rows, prefills, decodes = shape
         fixed, linear = self._linear.get(tokens) or self._linear_ns(tokens)
         logits = self._logits.get(logit_rows)
         if logits is None:
             logits = self._logits_ns(logit_rows)
-        prefill = self._prefill.ns(pairs, prefill_kv, tokens - decodes)
-        decode = self._decode.ns(decode_kv, decode_kv, decodes)
+        prefill = decode = hidden = 0.0
+        if prefills:
+            arithmetic, traffic = self._prefill.both_ns(pairs, prefill_kv, tokens - decodes)
+            prefill, hidden = max(arithmetic, traffic) + self._prefill.constant, min(arithmetic, traffic)
+        if decodes:
+            arithmetic, traffic = self._decode.both_ns(decode_kv, decode_kv, decodes)
+            decode = max(arithmetic, traffic) + (0.0 if prefills else self._decode.constant)
+            hidden += min(arithmetic, traffic)
         expected = fixed + linear + prefill + decode + logits
         terms = Terms(fixed, linear, prefill, decode, logits)
-        return Cost(int(expected), int(expected * self._margin), terms)
+        return Cost(int(expected), int((expected + hidden) * self._margin), terms)
 
     def observe(self, shape: StepShape, measured_ns: int) -> None:
         """Does nothing, as the roofline's own."""

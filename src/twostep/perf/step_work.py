@@ -132,19 +132,19 @@ def _prefill_attention(model: ModelSpec, shape: StepShape) -> Work:
     """Arithmetic on all pairs, one read of the KV that the slices see. The write of new KV counts with the reads."""
     rows = shape.tokens - shape.decodes
     pairs = kv_tokens = 0
-    for window in model.layer_windows:
+    for window, layers in model.window_layers.items():
         seen = shape.prefill_pairs if window is None else min(shape.prefill_pairs, rows * window)
         beyond = shape.prefill_kv_tokens
         kept = beyond if window is None else min(beyond, rows + shape.prefills * window)
-        pairs, kv_tokens = pairs + seen, kv_tokens + kept + rows
+        pairs, kv_tokens = pairs + layers * seen, kv_tokens + layers * (kept + rows)
     return _attention(model, pairs, kv_tokens, rows)
 
 
 def _decode_attention(model: ModelSpec, shape: StepShape) -> Work:
     """One pair per position of KV that is read, so that neither batch nor context changes the intensity."""
     pairs = sum(
-        shape.decode_kv_tokens if window is None else min(shape.decode_kv_tokens, shape.decodes * window)
-        for window in model.layer_windows
+        layers * (shape.decode_kv_tokens if window is None else min(shape.decode_kv_tokens, shape.decodes * window))
+        for window, layers in model.window_layers.items()
     )
     return _attention(model, pairs, pairs, shape.decodes)
 

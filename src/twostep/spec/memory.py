@@ -260,7 +260,9 @@ def kv_bytes_per_token(model: ModelSpec) -> float:
 
 def sequence_kv_bytes(model: ModelSpec, tokens: int) -> float:
     """Bytes of the KV cache of one sequence of `tokens` tokens; layers with a window keep the window's positions."""
-    kept = sum(tokens if window is None else min(tokens, window) for window in model.layer_windows)
+    kept = sum(
+        layers * (tokens if window is None else min(tokens, window)) for window, layers in model.window_layers.items()
+    )
     return kept * kv_layer_bytes_per_token(model.shape, model.kv_type)
 
 

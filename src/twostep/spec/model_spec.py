@@ -4,7 +4,10 @@
 feed-forward layers) and the types of weights and KV cache. Pure: files and tables are read elsewhere.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Self
 
 from twostep.spec.number_types import FP16, NumberType
@@ -84,14 +87,14 @@ class ModelSpec:
             kv_type=kv or self.kv_type,
         )
 
-    @property
+    @cached_property
     def attention_matrices(self) -> tuple[Matrix, ...]:
         """Of one layer: queries, keys and values in one, and the output projection."""
         shape = self.shape
         heads, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         return Matrix("qkv", shape.width, heads + 2 * kv), Matrix("output", heads, shape.width)
 
-    @property
+    @cached_property
     def feed_forward_matrices(self) -> tuple[Matrix, ...]:
         """Of one layer; with experts, the router, the routed and the shared ones."""
         width, experts = self.shape.width, self.experts
@@ -109,7 +112,7 @@ class ModelSpec:
             Matrix(f"{prefix}down", inner, width, copies, used),
         )
 
-    @property
+    @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
         """All linear layers of one layer of the model."""
         return *self.attention_matrices, *self.feed_forward_matrices
@@ -135,7 +138,12 @@ class ModelSpec:
         layer = sum(matrix.active_parameters for matrix in self.matrices)
         return self.shape.layers * layer + self.head_parameters
 
-    @property
+    @cached_property
     def layer_windows(self) -> tuple[int | None, ...]:
         """By layer, whether or not `windows` was given."""
         return self.windows or (None,) * self.shape.layers
+
+    @cached_property
+    def window_layers(self) -> Mapping[int | None, int]:
+        """How many layers have each window."""
+        return Counter(self.layer_windows)
