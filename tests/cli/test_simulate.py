@@ -4,11 +4,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.calibrated import profile_for
 from support.recorded_run import replays
 
 from twostep.bench.load.run_record import End
 from twostep.bench.report.result import Result, read_result
 from twostep.cli.main import main
+from twostep.config.configs import EngineConfig
+from twostep.engine.profiles import identity_of
+from twostep.model.loaded import open_model
+from twostep.perf.machine_profile import write_profile
+from twostep.store.resolve import resolve
+from twostep.store.wheel_download import FetchProgress
 
 DEVICE = ("--model", "llama-3.1-8b", "--hardware", "h100")
 SHORT = (*DEVICE, "--workload", "azure-conv", "--requests", "40")
@@ -106,6 +113,38 @@ def test_policies_differ_as_they_should(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_recording_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, *SHORT, "--rate", "4", "--chunking", "tokens=256", "--record", str(tmp_path / "run"))
     assert replays(tmp_path / "run").requests == 40
+
+
+def calibrated(folder: Path, **changed: object) -> Path:
+    """A profile of the default model, of some machine."""
+    model = open_model(resolve("smollm2-135m", FetchProgress()))
+    identity = identity_of(model, EngineConfig())
+    write_profile(profile_for(identity, cpu="some machine", **changed), folder / "profile.json")
+    return folder / "profile.json"
+
+
+def test_a_calibrated_machine_with_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("smollm2-135m", "--profile", str(calibrated(tmp_path)), "--workload", "batch", "--requests", "10")
+    plain, noisy = (simulated(capsys, tmp_path, *words, "--concurrency", "2", *more) for more in ((), ("--noise",)))
+    assert plain.runs[0].record.server.url.startswith("some machine")
+    assert plain.runs[0].summary.served == 10
+    assert plain.runs[0].summary.e2e != noisy.runs[0].summary.e2e
+    assert noisy.runs[0].record.simulated is not None
+    assert "drawn from 1 residuals" in noisy.runs[0].record.simulated.assumed[0].words
+
+
+def test_a_profile_of_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = calibrated(tmp_path, model="other")
+    assert "was made with another model" in run(capsys, "smollm2-135m", "--profile", str(path), code=1)
+
+
+def test_a_machine_that_is_not_calibrated_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWOSTEP_PROFILES", str(tmp_path))
+    said = run(capsys, "smollm2-135m", "--profile", "here", code=1)
+    assert "not calibrated for smollm2-135m" in said
+    assert "twostep calibrate" in said
 
 
 @pytest.mark.parametrize(

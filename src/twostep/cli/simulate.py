@@ -164,7 +164,7 @@ def _calibrated(options: argparse.Namespace, host_ns: int, front_end: "FrontEndC
     from twostep.config.configs import EngineConfig
     from twostep.config.values import AUTO
     from twostep.engine.build import settings, size
-    from twostep.engine.profiles import find_profile, identity_of
+    from twostep.engine.profiles import find_profile, identity_of, model_digest
     from twostep.model.loaded import open_model
     from twostep.perf.machine_profile import read_profile
     from twostep.sim.targets import calibrated_target
@@ -182,6 +182,11 @@ def _calibrated(options: argparse.Namespace, host_ns: int, front_end: "FrontEndC
             )
     else:
         profile = read_profile(Path(options.profile))
+        if profile.identity.model != model_digest(model):
+            raise InvalidParameterError(
+                f"--profile {options.profile}: was made with another model than {options.model}: {profile.model_name}",
+                "profile",
+            )
         origin = f"{options.profile}, calibrated on {profile.date[:10]} with {profile.model_name}"
     sizing = size(model, config, serves=True)
     return calibrated_target(
