@@ -21,7 +21,16 @@ def example() -> str:
 
 def vllm(result: Json) -> str:
     """The published run and its simulations."""
-    head = ["", "TTFT p50, s", "TTFT p99, s", "TPOT mean, ms", "TPOT p99, ms", "tokens out/s", "one TPOT", "one end to end"]
+    head = [
+        "",
+        "TTFT p50, s",
+        "TTFT p99, s",
+        "TPOT mean, ms",
+        "TPOT p99, ms",
+        "tokens out/s",
+        "one TPOT",
+        "one end to end",
+    ]
     measured = result["measured"]
     rows = [["measured", *_figures(measured), "", ""]]
     for one in result["predictions"]:
