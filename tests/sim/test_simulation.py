@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -14,12 +14,21 @@ from twostep.config.configs import SchedulerSettings
 from twostep.core.cost import Cost, StepShape, Terms
 from twostep.core.plan import Plan
 from twostep.core.request import BLOCK_TOKENS
+from twostep.core.routing import Placement, RouteCost
 from twostep.errors import InvalidParameterError
 from twostep.perf.linear import LinearCostModel
 from twostep.recording.reader import Recording
 from twostep.recording.writer import Recorder
+from twostep.sim import simulation
 from twostep.sim.prompt_blocks import PromptBlocks
-from twostep.sim.simulation import FrontEndCosts, ReplicaSpec, SimulatedRequest, Simulation, recorded_by, simulate
+from twostep.sim.simulation import (
+    FrontEndCosts,
+    ReplicaSpec,
+    SimulatedRequest,
+    Simulation,
+    recorded_by,
+    simulate,
+)
 from twostep.workload.arrivals import AtOnce, Renewal
 from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.kinds import Chat, Rag, make_workload
@@ -250,6 +259,20 @@ def test_a_router_keeps_documents_together_while_load_allows() -> None:
     by_document = [{one.replica for one in run.requests[i::2]} for i in (0, 1)]
     assert [len(replicas) for replicas in by_document] == [1, 1]
     assert all(one.cached_tokens == 320 for one in run.requests[2:])
+
+
+def test_a_router_finds_more_prefixes_and_waits_less_than_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_workload(Rag(documents=100), Renewal(30), 400, 6)
+    replicas = [spec(StepsOf(5 * MS, 100_000), blocks=3000)] * 4
+    routed = simulate(made, Open(), replicas)
+    turns = count()
+    nothing = RouteCost(0, 0, 0)
+    monkeypatch.setattr(simulation, "place", lambda loads, prefills: Placement(next(turns) % len(loads), nothing))
+    in_turn = simulate(made, Open(), replicas)
+    assert {one.replica for one in routed.requests} == {one.replica for one in in_turn.requests} == {0, 1, 2, 3}
+    hits = [sum(one.cached_tokens for one in run.requests) for run in (routed, in_turn)]
+    assert hits[0] > 1.3 * hits[1]
+    assert fmean(ttfts_s(routed)) < 0.8 * fmean(ttfts_s(in_turn))
 
 
 # --- the same input, the same run ---------------------------------------------------------------------------------

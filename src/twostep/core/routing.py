@@ -21,6 +21,7 @@ class ReplicaLoad(NamedTuple):
     waiting: int
     """Sequences without a slot."""
     free_slots: int
+    """0 also if there are slots, but no blocks for those that wait."""
     slot_every_ns: int
     """Between the ends of two sequences there, which is how often a slot becomes free; 0 if not known yet."""
 

@@ -10,7 +10,7 @@ from twostep.config.configs import SchedulerSettings
 from twostep.core.cost import CostModel
 from twostep.core.loop import Clock, EngineLoop, Inbox, Observer
 from twostep.core.plan import Plan
-from twostep.core.request import BLOCK_TOKENS, Request
+from twostep.core.request import BLOCK_TOKENS, Request, blocks_for
 from twostep.core.routing import ReplicaLoad, place, prefill_ns
 from twostep.core.scheduler import Counters, Scheduler
 from twostep.errors import InvalidParameterError
@@ -211,9 +211,18 @@ class _Replica:
             sum(self._queued_ns.values()),
             len(scheduler.decode_batch),
             len(scheduler.waiting),
-            self.spec.settings.max_num_seqs - scheduler.running,
+            0 if self._lacks_blocks() else self.spec.settings.max_num_seqs - scheduler.running,
             now_ns // self._ended_count if self._ended_count else 0,
         )
+
+    def _lacks_blocks(self) -> bool:
+        """Whether the first waiting prompt has to wait until others return their blocks."""
+        scheduler = self.scheduler
+        first = next(iter(scheduler.waiting), None)
+        if first is None:
+            return False
+        needed, kept = blocks_for(first.known), scheduler.reserved_blocks()
+        return any(free - reserve < needed for free, reserve in zip(scheduler.cache.free, kept, strict=True))
 
     def prefill_ns(self, request: Request) -> int:
         """Predicted for this prompt here."""
