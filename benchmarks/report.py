@@ -125,6 +125,10 @@ def simulated_example(folder: Path) -> str:
     return simulator_tables.example()
 
 
+def simulated_policies(folder: Path) -> str:
+    return simulator_tables.policies()
+
+
 def simulated_vllm(folder: Path) -> str:
     return "\n\n".join(map(simulator_tables.vllm, results.read("simulated", folder))) or NOT_MEASURED
 
@@ -178,6 +182,7 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
     ("docs/simulate.md", "example", simulated_example),
+    ("docs/simulate.md", "policies", simulated_policies),
     ("docs/simulate.md", "simulated-vllm", simulated_vllm),
     ("docs/simulate.md", "bench-simulator", simulator),
     ("docs/two-phases.md", "phases", computed(two_phases.phases)),

@@ -3,9 +3,14 @@
 import io
 import shlex
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.tables import Json, number, provenance, table
+from twostep.bench.report.result import read_result
+from twostep.bench.report.text_report import ms
 from twostep.cli.main import main
+from twostep.metrics.load import LoadSummary
 
 EXAMPLE = "simulate --model llama-3.1-8b --hardware h100 --workload azure-conv --rate 12 --itl-budget 40"
 
@@ -17,6 +22,35 @@ def example() -> str:
         code = main(shlex.split(EXAMPLE))
     assert code == 0, "the example failed"
     return f"```\n$ twostep {EXAMPLE}\n{printed.getvalue().rstrip()}\n```"
+
+
+POLICIES = {
+    "time budget of 25 ms": "--itl-budget 25",
+    "fixed chunks of 512 tokens": "--chunking tokens=512",
+    "continuous, prompts not cut": "--chunking none",
+    "static batches of 32": "--batching static=32 --chunking none",
+}
+LOAD = "--model llama-3.1-8b --hardware h100 --workload azure-conv --rate 12 --max-model-len 8192"
+
+
+def policies() -> str:
+    """The same traffic under each policy."""
+    head = ["policy", "TTFT p50, ms", "TTFT p99", "ITL p50", "ITL p99", "ITL max", "TPOT p50", "served/s"]
+    rows = []
+    for name, options in POLICIES.items():
+        found = _simulated(f"{LOAD} {options}")
+        ttft, itl, tpot = (getattr(found, latency) for latency in ("ttft", "itl", "tpot"))
+        values = (ttft.p50, ttft.p99, itl.p50, itl.p99, itl.max, tpot.p50)
+        rows.append([name, *(ms(value) for value in values), number(found.request_rate)])
+    return f"{table(head, rows)}\n\n`twostep simulate {LOAD}` and the policy's options."
+
+
+def _simulated(words: str) -> LoadSummary:
+    with TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        out = Path(folder) / "result.json"
+        code = main(["simulate", *shlex.split(words), "--out", str(out)])
+        assert code == 0, f"simulate {words} failed"
+        return read_result(out).runs[0].summary
 
 
 def vllm(result: Json) -> str:
