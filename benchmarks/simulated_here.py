@@ -30,7 +30,7 @@ WORKLOADS = {
 SHARES = (0.5, 0.8)
 """Of the rate that a closed loop of `CLIENTS` reaches in the simulation."""
 CLIENTS = 32
-SECONDS = 20
+SECONDS = 15
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,26 @@ def _errors(errors: Json) -> list[str]:
     return [f"{errors[name]:+.1%}" for name, _ in NAMES]
 
 
+def here(result: Json) -> str:
+    """Workloads on this machine: measured, simulated, and the relative difference."""
+    head = ["workload", "requests/s", "", "TTFT p50, ms", "TTFT p99", "TPOT p50", "ITL p50", "ITL p99", "served/s"]
+    rows = []
+    for one in result["comparisons"]:
+        measured, simulated = one["measured"], one["simulated"]
+        load = f"{one['rate']:.3g} ({one['share']:.0%})"
+        rows.append([one["workload"], load, "measured", *_latencies(measured)])
+        rows.append(["", "", "simulated", *_latencies(simulated)])
+        rows.append(["", "", "difference", *(f"{simulated[name] / measured[name] - 1:+.0%}" for name in LATENCIES)])
+    return f"{table(head, rows)}\n\n{provenance(result)}"
+
+
+LATENCIES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p50", "itl_p99", "request_rate")
+
+
+def _latencies(found: Json) -> list[str]:
+    return [*(ms(found[name]) for name in LATENCIES[:-1]), number(found["request_rate"])]
+
+
 def speed(result: Json) -> str:
     """How fast simulations are."""
     head = ["replicas", "requests/s each", "sequences decoding", "times real time", "steps/s", "us a step"]
