@@ -130,7 +130,11 @@ def simulated_policies(folder: Path) -> str:
 
 
 def simulated_vllm(folder: Path) -> str:
-    return "\n\n".join(map(simulator_tables.vllm, results.read("simulated", folder))) or NOT_MEASURED
+    return "\n\n".join(map(simulator_tables.vllm, results.read("simulated-vllm", folder))) or NOT_MEASURED
+
+
+def simulated_here(folder: Path) -> str:
+    return "\n\n".join(map(simulator_tables.here, results.read("simulated-here", folder))) or NOT_MEASURED
 
 
 def simulator(folder: Path) -> str:
@@ -184,6 +188,7 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/simulate.md", "example", simulated_example),
     ("docs/simulate.md", "policies", simulated_policies),
     ("docs/simulate.md", "simulated-vllm", simulated_vllm),
+    ("docs/simulate.md", "simulated-here", simulated_here),
     ("docs/simulate.md", "bench-simulator", simulator),
     ("docs/two-phases.md", "phases", computed(two_phases.phases)),
     ("docs/two-phases.md", "prompts", computed(two_phases.prompts)),

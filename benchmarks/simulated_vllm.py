@@ -256,7 +256,7 @@ def main() -> int:
     found = tuple(predicted(name, cost, made, real) for name, cost in predictions(options.data))
     command = "python -m benchmarks.simulated_vllm"
     result = PublishedRun(command, "vLLM 0.19, RTX 4090, Llama-3.1-8B bf16, 300 requests", figures(real), found)
-    results.write(result, "simulated-vllm.json", options.out, quick=False)
+    results.write(result, "simulated-vllm-rtx4090.json", options.out, quick=False)
     return 0
 
 
