@@ -211,9 +211,12 @@ def _advice(roofline: RooflineModel, demand: MemoryDemand) -> str:
     needed = demand.fixed_bytes + demand.kv_bytes(2)
     counts = (n for n in range(1, roofline.model.shape.heads + 1) if roofline.model.shape.heads % n == 0)
     enough = next((n for n in counts if n * size * share >= needed), None)
-    wider = (
-        f"It fits on {enough} of these devices: --tp {enough}" if enough else "It fits on no number of these devices"
-    )
+    if enough is None:
+        wider = "It fits on no number of these devices"
+    elif enough <= roofline.devices:
+        wider = f"It fits with --kv-memory {share:g}"
+    else:
+        wider = f"It fits on {enough} of these devices: --tp {enough}"
     return (
         f"{wider}. Narrower --weights, fewer --max-num-batched-tokens or --max-num-seqs, or --hardware with more "
         "memory help as well"
