@@ -1,7 +1,6 @@
 """`twostep simulate`: a workload on hardware that is not here, with the real scheduler and a cost model."""
 
 import argparse
-import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +15,8 @@ from twostep.config.settings import BY_NAME, FLAGGED
 from twostep.errors import InvalidParameterError, TwostepError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from twostep.bench.client.outcome import Outcome
     from twostep.bench.load.run_record import RunRecord, Simulated
     from twostep.bench.report.result import EngineStep
@@ -213,13 +214,15 @@ class _StoppedError(TwostepError):
 
 @contextmanager
 def _runner(options: argparse.Namespace, target: "Target") -> "Iterator[Runner]":
+    import asyncio
+
     from twostep.bench.load.workload_run import LiveLine, RunProgress
     from twostep.sim.simulation import simulate
 
     line = LiveLine()
 
     async def run(
-        workload: "Workload", mode: "Mode", stop: asyncio.Event
+        workload: "Workload", mode: "Mode", stop: "asyncio.Event"
     ) -> "tuple[RunRecord, tuple[EngineStep, ...]]":
         def progress(ended: int, now_ns: int) -> None:
             if stop.is_set():
