@@ -7,7 +7,8 @@
 #   make test-models       tests on larger models that are already in the cache
 #   make check-avx512      kernel self-test on an emulated AVX-512 CPU
 #   make bench-model       measure kernels and engine; writes benchmarks/results/*.json and the tables made from them. Also:
-#                          bench-calibration, bench-itl, bench-serve, bench-scheduler, bench-batching, bench-clients, bench-peers-model, bench-peers
+#                          bench-calibration, bench-itl, bench-serve, bench-scheduler, bench-simulator, bench-batching, bench-clients, bench-peers-model,
+#                          bench-peers
 #   make report            write the tables and plots again without measuring
 #   make clean             delete .venv, builds and caches
 PYTHON ?= python3
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve hello build test test-models bench-model bench-peers-model bench-busy bench-calibration bench-scheduler bench-batching bench-itl bench-serve bench-clients bench-peers report check-avx512 clean
+.PHONY: serve hello build test test-models bench-model bench-peers-model bench-busy bench-calibration bench-scheduler bench-simulator bench-batching bench-itl bench-serve bench-clients bench-peers report check-avx512 clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/installed
@@ -57,6 +58,10 @@ bench-busy: $(VENV)/installed
 # About a minute. Needs idle cores.
 bench-calibration: $(VENV)/installed
 	$(BIN)/python -m benchmarks.calibration
+	$(BIN)/python -m benchmarks.report
+
+bench-simulator: $(VENV)/installed
+	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.report
 
 bench-scheduler: $(VENV)/installed

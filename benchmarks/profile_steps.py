@@ -17,10 +17,10 @@ from benchmarks import command, machine, profile_tables
 from benchmarks.jobs import prompt
 from benchmarks.measurement import say
 from benchmarks.model_driver import CHUNK_TOKENS, Driver, Run
-from benchmarks.model_points import Bandwidth, Limits, measure_limits, read_bandwidth
 from twostep.errors import TwostepError
 from twostep.kernels import _native
 from twostep.kernels.lowering import Attend, Instruction, LinearAdd, NormGated, NormLinear, NormLogits, lower
+from twostep.kernels.machine_limits import Bandwidth, Limits, measure_limits, read_bandwidth
 from twostep.kernels.native import STAGES, StepProfile
 from twostep.kernels.quantize import fine_weights
 from twostep.model.loaded import open_model

@@ -18,6 +18,7 @@ from benchmarks import (
     profile_tables,
     results,
     serve_tables,
+    simulator_tables,
     tables,
     two_phases,
     validation_tables,
@@ -130,6 +131,34 @@ def peers_readme(folder: Path) -> str:
     return "\n\n".join(map(peers_tables.readme, results.read("peers-serving", folder))) or NOT_MEASURED
 
 
+def simulated_example(folder: Path) -> str:
+    return simulator_tables.example()
+
+
+def simulated_policies(folder: Path) -> str:
+    return simulator_tables.policies()
+
+
+def simulated_vllm(folder: Path) -> str:
+    return "\n\n".join(map(simulator_tables.vllm, results.read("simulated-vllm", folder))) or NOT_MEASURED
+
+
+def simulated_here(folder: Path) -> str:
+    return "\n\n".join(map(simulator_tables.here, results.read("simulated-here", folder))) or NOT_MEASURED
+
+
+def simulator(folder: Path) -> str:
+    return "\n\n".join(map(simulator_tables.speed, results.read("simulator", folder))) or NOT_MEASURED
+
+
+def calibration(folder: Path) -> str:
+    return "\n\n".join(map(calibration_tables.calibration, results.read("calibration", folder))) or NOT_MEASURED
+
+
+def calibration_readme(folder: Path) -> str:
+    return "\n\n".join(map(calibration_tables.readme, results.read("calibration", folder))) or NOT_MEASURED
+
+
 def two_phases_measured(folder: Path) -> str:
     return two_phases.measured(results.read("peers-model", folder))
 
@@ -147,14 +176,6 @@ def computed(make: Callable[[], str]) -> Callable[[Path], str]:
 def validation(make: Callable[[Json], str]) -> Callable[[Path], str]:
     """A table of the validation against published measurements, of which there is one for all machines."""
     return lambda folder: "\n\n".join(map(make, results.read("validation", folder))) or NOT_MEASURED
-
-
-def calibration(folder: Path) -> str:
-    return "\n\n".join(map(calibration_tables.calibration, results.read("calibration", folder))) or NOT_MEASURED
-
-
-def calibration_readme(folder: Path) -> str:
-    return "\n\n".join(map(calibration_tables.readme, results.read("calibration", folder))) or NOT_MEASURED
 
 
 PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
@@ -176,6 +197,11 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/calibration.md", "bench-calibration", calibration),
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
+    ("docs/simulate.md", "example", simulated_example),
+    ("docs/simulate.md", "policies", simulated_policies),
+    ("docs/simulate.md", "simulated-vllm", simulated_vllm),
+    ("docs/simulate.md", "simulated-here", simulated_here),
+    ("docs/simulate.md", "bench-simulator", simulator),
     ("docs/two-phases.md", "phases", computed(two_phases.phases)),
     ("docs/two-phases.md", "prompts", computed(two_phases.prompts)),
     ("docs/two-phases.md", "chunks", computed(two_phases.chunks)),

@@ -15,7 +15,7 @@ from support.bench_runs import MS, S, outcome, queue, result, run
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind, Outcome
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.run_record import Closed, End
+from twostep.bench.load.run_record import End
 from twostep.bench.load.sweep import Ending, Search, Verdict
 from twostep.bench.report import run_figures as report_run
 from twostep.bench.report.comparison_figures import POINTS, latency_figure, rates_figure, tokens_figure
@@ -37,6 +37,7 @@ from twostep.bench.report.text_report import aligned, ms, number, percent, resul
 from twostep.errors import ResultError
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary
+from twostep.workload.schedule import Closed
 
 LIMITS = parse_limits(["ttft:200", "itl:60"])
 BROKEN = Failure(FailureKind.DROPPED, "after 1 token")

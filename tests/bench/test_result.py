@@ -14,7 +14,7 @@ from support.bench_runs import CLIENT, S, outcome, queue, result, run
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind, Outcome
 from twostep.bench.load.goodput_limits import limit_words, parse_limits
-from twostep.bench.load.run_record import Closed, End, Fit, Open, RunRecord, Server
+from twostep.bench.load.run_record import End, Fit, RunRecord, Server
 from twostep.bench.load.sweep import Ending, Judgement, Point, Search, Verdict
 from twostep.bench.report.output_files import check_outputs, write_file
 from twostep.bench.report.result import (
@@ -33,6 +33,7 @@ from twostep.errors import InvalidParameterError, ResultError
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary
 from twostep.workload.definition import Workload, WorkloadRequest
+from twostep.workload.schedule import Closed, Open
 
 # --- any result ---------------------------------------------------------------------------------------------------
 

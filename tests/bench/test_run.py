@@ -18,14 +18,14 @@ from twostep.bench.client.outcome import Counting, FailureKind
 from twostep.bench.client.target import Target
 from twostep.bench.load import workload_run
 from twostep.bench.load.prompts import FIRST_ID, PROBES, WORDS, IdSource, WordSource, fitted
-from twostep.bench.load.run_record import LATE_S, Closed, End, Fit, Mode, Open, RunRecord
-from twostep.bench.load.schedule import ClosedLoop, OpenLoop
+from twostep.bench.load.run_record import LATE_S, End, Fit, RunRecord
 from twostep.bench.load.workload_run import LiveLine, Options, RunProgress, run
 from twostep.cli.bench_runs import interrupts
 from twostep.errors import InvalidParameterError, TargetError
 from twostep.metrics.summary import summarise
 from twostep.terminal import StatusLine
 from twostep.workload.definition import Workload, WorkloadRequest
+from twostep.workload.schedule import Closed, ClosedLoop, Mode, Open, OpenLoop
 
 MS = 1_000_000
 ONE_EACH = Fit(overhead=0, per_word=1)

@@ -18,7 +18,7 @@ from support.http_server import Served
 
 from twostep.bench.client.outcome import Counting, Failure, FailureKind
 from twostep.bench.client.target import Target
-from twostep.bench.load.run_record import Closed, End, Mode, Open, RunRecord
+from twostep.bench.load.run_record import End, RunRecord
 from twostep.bench.load.sweep import Ending
 from twostep.bench.report.result import Result, read_result
 from twostep.cli import bench as bench_command
@@ -32,6 +32,7 @@ from twostep.errors import TargetError
 from twostep.terminal import StatusLine
 from twostep.workload.definition import Workload, WorkloadRequest
 from twostep.workload.format import write_workload
+from twostep.workload.schedule import Closed, Mode, Open
 
 SWEEP = ["--workload", "batch", "--sweep"]
 SHORT = ["--workload", "batch", "--requests", "4", "--max-input", "40", "--max-output", "6", "--warmup", "1"]

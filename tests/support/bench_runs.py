@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 from random import Random
 
 from twostep.bench.client.outcome import Failure, FailureKind, Outcome
-from twostep.bench.load.run_record import Closed, End, Mode, Open, RunRecord, Server
+from twostep.bench.load.run_record import End, RunRecord, Server
 from twostep.bench.load.sweep import Verdict
 from twostep.bench.report.result import ClientMachine, EngineStep, Result, Run, WorkloadFacts
 from twostep.metrics.load import Limits
 from twostep.metrics.summary import Summary, summarise
+from twostep.workload.schedule import Closed, Mode, Open
 
 S = 1_000_000_000
 MS = 1_000_000

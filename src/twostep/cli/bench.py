@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from twostep.cli.workload import add_changes
 
 if TYPE_CHECKING:
     from twostep.bench.report.result import Result
+    from twostep.cli.bench_runs import Measuring
 
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -40,9 +42,18 @@ def add_to(commands: Subcommands) -> None:
         "Docs: docs/benchmarking.md.",
     )  # fmt: skip
     _add_target(parser.add_argument_group("target"))
-    _add_workload(parser.add_argument_group("workload"))
-    _add_load(parser.add_argument_group("load"))
-    _add_output(parser.add_argument_group("output"))
+    add_workload(parser.add_argument_group("workload"))
+    load = parser.add_argument_group("load")
+    add_load(load)
+    _add_preparation(load)
+    output = parser.add_argument_group("output")
+    add_output(output)
+    output.add_argument(
+        "--read",
+        type=Path,
+        metavar="FILE",
+        help="show a result written by --out instead of measuring; --goodput applies other limits to it",
+    )
     add_settings(parser.add_argument_group("engine options for --offline"))
     parser.set_defaults(run=lambda options: run(options, parser))
 
@@ -79,7 +90,7 @@ def _add_target(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--request-limit-s", type=SECONDS, metavar="S", help="a request fails after S seconds in total")
 
 
-def _add_workload(group: "argparse._ArgumentGroup") -> None:
+def add_workload(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--workload", default="chat", metavar="WHAT",
         help=f"{', '.join(MADE_UP)}, the name of an excerpt, a file, or - for standard input; see twostep workload "
@@ -100,7 +111,8 @@ def _add_workload(group: "argparse._ArgumentGroup") -> None:
     add_changes(group)
 
 
-def _add_load(group: "argparse._ArgumentGroup") -> None:
+def add_load(group: "argparse._ArgumentGroup") -> None:
+    """Options that `twostep simulate` has too."""
     loads = group.add_mutually_exclusive_group()
     loads.add_argument(
         "--rate",
@@ -131,6 +143,12 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
         help="share of requests that must meet the limits in --sweep (default: 0.99)",
     )
     group.add_argument(
+        "--time-limit-s", type=SECONDS, metavar="S", help="end a run after S seconds and report what was measured"
+    )
+
+
+def _add_preparation(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
         "--warmup",
         type=whole_within(0, 10_000),
         default=2,
@@ -138,25 +156,16 @@ def _add_load(group: "argparse._ArgumentGroup") -> None:
         help="warm-up requests before each run (default: 2)",
     )
     group.add_argument(
-        "--time-limit-s", type=SECONDS, metavar="S", help="end a run after S seconds and report what was measured"
-    )
-    group.add_argument(
         "--salt", metavar="TEXT", help="seed of the prompt text; the same TEXT gives the same prompts (default: random)"
     )
 
 
-def _add_output(group: "argparse._ArgumentGroup") -> None:
+def add_output(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--out", type=Path, metavar="FILE", help="write JSON with the times of every request; replaces FILE"
     )
     group.add_argument(
         "--html", type=Path, metavar="FILE", help="write a report with plots as one HTML file; replaces FILE"
-    )
-    group.add_argument(
-        "--read",
-        type=Path,
-        metavar="FILE",
-        help="show a result written by --out instead of measuring; --goodput applies other limits to it",
     )
 
 
@@ -185,19 +194,22 @@ def _read(options: argparse.Namespace) -> "Result":
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """Also shows and writes a partial result when an error or a signal ends the measurement."""
-    import asyncio
-
     from twostep.background import background_output
     from twostep.cli.bench_runs import Measuring
 
     with background_output(names=["stderr"]):  # a terminal that is paused must not stop the requests
-        measuring = Measuring(options)
-        try:
-            asyncio.run(measuring.run())
-        finally:
-            if (result := measuring.result()).runs:
-                _show(result, options)
+        run_and_show(Measuring(options), options)
+
+
+def run_and_show(measuring: "Measuring", options: argparse.Namespace) -> None:
+    """Also shows and writes a partial result when an error or a signal ends the runs; exits if nothing was served."""
+    import asyncio
+
+    try:
+        asyncio.run(measuring.run())
+    finally:
+        if (result := measuring.result()).runs:
+            _show(result, options)
     if measuring.ended_by is not None:
         sys.exit(128 + measuring.ended_by)
     if not any(run.summary.served for run in result.runs):
@@ -230,6 +242,12 @@ def check_options(options: argparse.Namespace, parser: argparse.ArgumentParser) 
     """Exits with the first error."""
     errors = _reading_errors(options, parser) if options.read else _measuring_errors(options)
     if error := next(errors, None):
+        parser.error(error)
+
+
+def check_load(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Exits with the first error of the options that `add_load` adds."""
+    if error := next(chain(_load_errors(options), _sweep_errors(options)), None):
         parser.error(error)
 
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from math import ceil
 
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.run_record import Closed, Mode, Open
 from twostep.bench.load.sweep import Search, check_limits, least_s
 from twostep.bench.report.text_report import plural
 from twostep.cli.bench import DEFAULT_CLIENTS, DEFAULT_REQUESTS, MADE_UP
@@ -17,6 +16,7 @@ from twostep.workload.arrivals import AtOnce, Renewal
 from twostep.workload.definition import Workload, mean_rate, starts_s
 from twostep.workload.kinds import KINDS, make_workload
 from twostep.workload.reshape import Changes, lasting, reshaped
+from twostep.workload.schedule import Closed, Mode, Open
 from twostep.workload.trace_formats import find_workload
 
 DIGITS = dict.fromkeys(map(ord, "0123456789"))

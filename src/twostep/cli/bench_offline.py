@@ -14,8 +14,7 @@ from time import monotonic_ns
 
 from twostep.bench.client.outcome import Failure, FailureKind, Outcome
 from twostep.bench.load.prompts import IdSource
-from twostep.bench.load.run_record import Closed, End, Mode, RunRecord, Server
-from twostep.bench.load.schedule import schedule
+from twostep.bench.load.run_record import End, RunRecord, Server
 from twostep.bench.load.workload_run import LiveLine, RunProgress, sent
 from twostep.bench.report.result import EngineStep
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
@@ -24,6 +23,7 @@ from twostep.errors import InvalidParameterError
 from twostep.llm import LLM
 from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.workload.definition import Workload, WorkloadRequest
+from twostep.workload.schedule import Closed, Mode, schedule
 
 SHOW_NS = 250_000_000
 IDLE_S = 0.05

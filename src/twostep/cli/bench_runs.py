@@ -7,13 +7,13 @@ import secrets
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 
 from twostep.bench.client.http import Patience
 from twostep.bench.client.target import Target
 from twostep.bench.load.goodput_limits import parse_limits
-from twostep.bench.load.run_record import End, Fit, Mode, RunRecord
+from twostep.bench.load.run_record import End, Fit, RunRecord
 from twostep.bench.load.sweep import Search, Verdict, stopped, sweep
 from twostep.bench.load.workload_run import LiveLine, Options
 from twostep.bench.load.workload_run import run as run_load
@@ -27,11 +27,14 @@ from twostep.errors import InvalidParameterError, TwostepError
 from twostep.terminal import StatusLine
 from twostep.turns import take_short_turns
 from twostep.workload.definition import Workload
+from twostep.workload.schedule import Mode
 
 SECRET = ("--api-key", "--header")
 
 Runner = Callable[[Workload, Mode, asyncio.Event], Awaitable[tuple[RunRecord, tuple[EngineStep, ...]]]]
 """Runs one workload. Steps are empty for a server, which does not report them."""
+Runners = AbstractContextManager[Runner]
+"""A runner, and what it holds meanwhile."""
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -75,8 +78,12 @@ def interrupts() -> Iterator[Stop]:
 class Measuring:
     """All runs of one command. `result()` and --out contain all complete runs, even after an error or a signal."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        """Raises `InvalidParameterError`."""
+    def __init__(
+        self, options: argparse.Namespace, runner: Callable[[argparse.Namespace], Runners] | None = None
+    ) -> None:
+        """`runner`: what runs a workload; None: what the options of `twostep bench` name. Raises
+        `InvalidParameterError`."""
+        self._runner = runner or _runner
         self.ended_by: signal.Signals | None = None
         """The signal that ended the measurement early."""
         self._options, self._loads = options, Loads(options)
@@ -96,7 +103,7 @@ class Measuring:
         """Raises `TargetError`, `WorkloadError`, `InvalidParameterError` before or between runs."""
         with interrupts() as stop:
             try:
-                with _runner(self._options) as run_one:
+                with self._runner(self._options) as run_one:
                     await self._levels(partial(self._measured, run_one, stop))
             except TwostepError:
                 if stop.by is None:  # otherwise the error is a consequence of the signal

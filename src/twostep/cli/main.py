@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from twostep.cli import bench, calibrate, chat, explain, generate, models, replay, roofline, serve, workload
+from twostep.cli import bench, calibrate, chat, explain, generate, models, replay, roofline, serve, simulate, workload
 from twostep.errors import TwostepError
 
-COMMANDS = (serve, calibrate, chat, explain, bench, workload, generate, roofline, models, replay)
+COMMANDS = (serve, calibrate, chat, explain, bench, workload, generate, roofline, simulate, models, replay)
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 """A shell reports 130 and 141 for a program ended by SIGINT or SIGPIPE."""

@@ -84,7 +84,7 @@ def add_to(commands: Subcommands) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     _check_plot(options.plot)
-    model = _model(options)
+    model = described_model(options)
     found = [_answer(model, name.strip(), options) for name in (options.compare or options.hardware).split(",")]
     answers = [answer for answer in found if not isinstance(answer, Refusal)]
     if not answers:
@@ -107,7 +107,7 @@ class Refusal(NamedTuple):
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _model(options: argparse.Namespace) -> "ModelSpec":
+def described_model(options: argparse.Namespace) -> "ModelSpec":
     """The model with the types that were asked for. Raises `TwostepError`."""
     from twostep.spec.number_types import KV_TYPES, NUMBER_TYPES
 

@@ -6,9 +6,9 @@ tenants apart. They are keyed, so that nobody can construct a collision with the
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from itertools import islice
 
 from twostep.core.request import BLOCK_TOKENS
 
@@ -48,7 +48,8 @@ class BlockPool:
         self.count = count
         self.users = [0] * count
         self._blank = list(range(count - 1, -1, -1))
-        self._cached: dict[int, bytes] = {}
+        self._cached = OrderedDict[int, bytes]()
+        """Not a dict: the first entry of a dict is the slower to find, the more were removed before it."""
         self._named: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
 
@@ -78,9 +79,10 @@ class BlockPool:
         """Makes cached blocks blank until so many are, those freed longest ago first; they are allocated last."""
         if count > self.free:
             raise IndexError(f"{self.free} free blocks, {count} wanted")
-        for block in list(islice(self._cached, count - len(self._blank))):
-            del self._named[self._hash_of.pop(block)]
-            del self._cached[block]
+        for _ in range(count - len(self._blank)):
+            block, name = self._cached.popitem(last=False)
+            del self._named[name]
+            del self._hash_of[block]
             self._blank.insert(0, block)
 
     def share(self, block: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 
 from twostep.core.loop import EngineLoop
 from twostep.sim.modelled import Arrival, ModelledExecutor, SimulatedClient, VirtualClock
@@ -24,11 +25,15 @@ class EventQueue:
         """Schedules `action`. A time that has passed counts as now."""
         heappush(self._heap, (max(time_ns, self.clock.now_ns), next(self._numbers), action))
 
-    def run(self) -> None:
-        """Runs until no event is left; moves the clock from event to event."""
-        while self._heap:
-            self.clock.now_ns, _, action = heappop(self._heap)
+    def run(self, until_ns: int | None = None) -> None:
+        """Runs until no event is left, or the next is later than `until_ns`, which it then is; moves the clock from
+        event to event."""
+        heap, clock, end_ns = self._heap, self.clock, inf if until_ns is None else until_ns
+        while heap and heap[0][0] <= end_ns:
+            clock.now_ns, _, action = heappop(heap)
             action()
+        if heap and until_ns is not None:
+            clock.now_ns = until_ns
 
 
 class LoopHost:
@@ -45,9 +50,10 @@ class LoopHost:
     def expect(self, arrivals: Iterable[Arrival]) -> None:
         """Schedules the arrivals."""
         for arrival in arrivals:
-            self._queue.at(arrival.at_ns, partial(self._arrive, arrival))
+            self._queue.at(arrival.at_ns, partial(self.arrive, arrival))
 
-    def _arrive(self, arrival: Arrival) -> None:
+    def arrive(self, arrival: Arrival) -> None:
+        """Delivers the arrival now."""
         self._client.submit(arrival)
         self._wake_soon()
 

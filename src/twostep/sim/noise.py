@@ -31,7 +31,7 @@ class Noise:
 
     samples: Sequence[Sample]
 
-    def draws(self, seed: int) -> Iterator[Sample]:
+    def draws(self, seed: int | str) -> Iterator[Sample]:
         """Without end."""
         chosen = random.Random(seed)
         while True:

@@ -6,25 +6,10 @@ from enum import StrEnum
 
 from twostep.bench.client.outcome import Outcome
 from twostep.metrics.summary import Summary
+from twostep.workload.schedule import Mode
 
 LATE_S = 0.010
 """If the p99 of the client's own delays is above this, the figures are not only those of the server."""
-
-
-@dataclass(frozen=True)
-class Open:
-    """Open loop: each request is sent at its arrival time, whatever the state of others. A request with `after` is due
-    that long after the other one has ended."""
-
-
-@dataclass(frozen=True)
-class Closed:
-    """Closed loop: each client sends the next request when its answer is complete. Arrival times are ignored."""
-
-    clients: int
-
-
-Mode = Open | Closed
 
 
 class End(StrEnum):
@@ -57,6 +42,24 @@ class Fit:
 
 
 @dataclass(frozen=True)
+class Note:
+    """A line of a report: what it is about, and words."""
+
+    name: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Makes a run one that was simulated and not measured."""
+
+    assumed: tuple[Note, ...]
+    """What it rests on, with the origin of each number."""
+    happened: tuple[Note, ...]
+    """What a client does not see: steps, cache, preemptions."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One run. Nanoseconds in `outcomes` count from `started_at`."""
 
@@ -81,6 +84,8 @@ class RunRecord:
     """Tokens per word used for prompts; None if prompts are token ids or text of the workload."""
     warmup: int = 0
     """Warm-up requests before the run; not in `outcomes`."""
+    simulated: Simulated | None = None
+    """None: it was measured."""
 
     @property
     def kept_pace(self) -> bool:

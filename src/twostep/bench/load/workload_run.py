@@ -13,12 +13,12 @@ from twostep.bench.client.client import Ask, Client, connect
 from twostep.bench.client.outcome import Outcome
 from twostep.bench.client.target import Prompt, Target
 from twostep.bench.load.prompts import FIRST_ID, IdSource, Source, WordSource, find_fit
-from twostep.bench.load.run_record import Closed, End, Fit, Mode, RunRecord
-from twostep.bench.load.schedule import schedule
+from twostep.bench.load.run_record import End, Fit, RunRecord
 from twostep.errors import InvalidParameterError, TargetError
 from twostep.metrics.summary import summarise
 from twostep.terminal import StatusLine, bar
 from twostep.workload.definition import Workload
+from twostep.workload.schedule import Closed, Mode, schedule
 
 T = TypeVar("T")
 ShowProgress = Callable[["RunProgress"], None]

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from twostep.bench.load.goodput_limits import asked, limit_words
-from twostep.bench.load.run_record import Closed
 from twostep.bench.report.plot import (
     LETTER,
     LINE,
@@ -31,6 +30,7 @@ from twostep.bench.report.result import Run
 from twostep.bench.report.text_report import load_number, load_words, ms, number, waits
 from twostep.metrics.load import LoadSummary, RequestTimes
 from twostep.metrics.summary import Summary
+from twostep.workload.schedule import Closed
 
 PERCENTILES = (("p50", 1), ("p90", 3), ("p99", 5))
 """Percentiles that are drawn, with their colours."""

@@ -52,7 +52,9 @@ def report(result: Result) -> str:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    return f"Benchmark of {runs[0].record.server.model}" if runs else "Benchmark without runs"
+    if not runs:
+        return "Benchmark without runs"
+    return f"{'Simulation' if runs[0].record.simulated else 'Benchmark'} of {runs[0].record.server.model}"
 
 
 def _body(result: Result) -> Iterator[str]:
@@ -80,7 +82,10 @@ def _lead(result: Result) -> str:
     client_words = (
         f"twostep {client.twostep} on {client.cpu}, {client.cpus} CPUs, {client.system}, Python {client.python}"
     )
-    return f"{result.runs[0].record.server.url}, measured by {client_words}" if result.runs else client_words
+    if not result.runs:
+        return client_words
+    record = result.runs[0].record
+    return f"{record.server.url}, {'simulated' if record.simulated else 'measured'} by {client_words}"
 
 
 def _run(run: Run) -> Iterator[str]:

@@ -12,13 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from twostep.bench.load.run_record import Closed, Open, RunRecord
+from twostep.bench.load.run_record import RunRecord
 from twostep.bench.load.sweep import Verdict
 from twostep.bench.report.output_files import write_file
 from twostep.bench.report.result_json import decode, encode, lines
 from twostep.errors import ResultError
 from twostep.metrics.load import Limits, LoadSummary, RequestTimes, summarise_load
 from twostep.workload.definition import Workload
+from twostep.workload.schedule import Closed, Open
 
 MARK = "twostep bench result"
 """The key that identifies the file; its value is the format version."""

@@ -18,12 +18,14 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from twostep.bench.client.outcome import Outcome
-from twostep.bench.load.run_record import Closed, Open
 from twostep.errors import InvalidParameterError, ResultError
+from twostep.workload.schedule import Closed, Open
 
 KINDS: dict[type, str] = {Open: "open", Closed: "closed"}
 """Classes that need `kind`."""
 GAPS = "token_gaps_ns"
+OMITTED = "simulated"
+"""A field that a file has only if it says something: it came after files of this format had been written."""
 
 PLAIN: dict[type, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: type(value) is bool, "true or false"),
@@ -69,7 +71,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         member = getattr(value, field.name)
         if isinstance(value, Outcome) and field.name == "token_ns":
             yield GAPS, [*member[:1], *(after - before for before, after in pairwise(member))]
-        else:
+        elif member is not None or field.name != OMITTED:
             yield field.name, encode(member)
 
 
@@ -116,6 +118,7 @@ def _decode_object(kind: Any, value: object, where: str) -> Any:
     if not isinstance(value, dict):
         wrong(where, value, "an object")
     known = _types(kind)
+    value = {OMITTED: None, **value} if OMITTED in known else value
     if missing := known.keys() - value.keys():
         raise ResultError(f"{where} has no {min(missing)!r}")
     if unknown := value.keys() - known.keys():

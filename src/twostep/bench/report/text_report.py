@@ -5,12 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from twostep.bench.client.outcome import Counting, Outcome
 from twostep.bench.load.goodput_limits import asked, limit_words
-from twostep.bench.load.run_record import LATE_S, Closed, End
+from twostep.bench.load.run_record import LATE_S, End, RunRecord
 from twostep.bench.load.sweep import verdict_words
 from twostep.bench.report.result import Result, Run
 from twostep.metrics.load import LoadSummary
 from twostep.metrics.summary import Summary
 from twostep.terminal import printable
+from twostep.workload.schedule import Closed
 
 BEHIND = "grew until the last arrival: the server cannot keep up, and a longer run would have higher latencies"
 DUE = 0.95
@@ -78,14 +79,27 @@ def _value(found: LoadSummary, name: str, percentile: str) -> float | None:
 def head(run: Run) -> list[list[str]]:
     """Names and values: server, workload, load, result."""
     record, found = run.record, run.summary
-    owner = f" (of {record.server.owner})" if record.server.owner else ""
-    rows = [["server", f"{record.server.url} {record.server.endpoint}, model {record.server.model}{owner}"]]
+    rows = [_server_row(record)]
     rows.append(["workload", f"{record.workload or 'unnamed'}: {_workload_words(run)}"])
-    rows.append(
-        ["load", f"{load_words(run)}, started {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"]
-    )
+    rows.append(["load", f"{load_words(run)}{_started(record)}"])
+    rows += [[note.name, note.words] for note in record.simulated.assumed] if record.simulated else []
     served = f"{found.served:,} of {plural(found.requests, 'request')} served in {number(found.duration_s)} s"
     return [*rows, ["result", served + (f"; {words}" if (words := ended_early(run)) else "")]]
+
+
+def _server_row(record: RunRecord) -> list[str]:
+    server = record.server
+    if record.simulated:
+        return ["simulated", f"{server.model} on {server.url}: nothing was measured"]
+    owner = f" (of {server.owner})" if server.owner else ""
+    return ["server", f"{server.url} {server.endpoint}, model {server.model}{owner}"]
+
+
+def _started(record: RunRecord) -> str:
+    """A simulation has no date: the same one gives the same report."""
+    if record.simulated:
+        return ""
+    return f", started {record.started_at:%Y-%m-%d %H:%M:%S %Z}{_warmup(record.warmup)}"
 
 
 def load_words(run: Run) -> str:
@@ -128,8 +142,9 @@ def facts(run: Run) -> list[list[str]]:
     rows = [
         ["served", f"{requests} requests/s"],
         ["tokens in", f"{inputs} /s, {_input_words(run.record.outcomes)}"],
-        ["tokens out", f"{outputs} /s; {_output_words(run.record.outcomes)}"],
+        ["tokens out", f"{outputs} /s; {_output_words(run.record)}"],
     ]
+    rows += [[note.name, note.words] for note in run.record.simulated.happened] if run.record.simulated else []
     if words := limit_words(run.limits):
         share = f"{percent(found.met, found.requests)} of requests"
         rows.append(["goodput", f"{number(found.goodput)} requests/s, {share}, with {words}"])
@@ -202,14 +217,16 @@ def _input_words(outcomes: Iterable[Outcome]) -> str:
     return whose + (f", {sum(cached):,} of them from its prefix cache" if cached else "")
 
 
-def _output_words(outcomes: Iterable[Outcome]) -> str:
+def _output_words(record: RunRecord) -> str:
     """Number of output tokens and how they were counted, which affects ITL and TPOT."""
-    served = [outcome for outcome in outcomes if outcome.failure is None]
+    served = [outcome for outcome in record.outcomes if outcome.failure is None]
     tokens = sum(len(outcome.token_ns) for outcome in served)
     wanted = sum(outcome.asked_output_tokens for outcome in served)
     if not served:
         return "no complete answer"
     length = f"{tokens:,} received" + (f" of {wanted:,} requested" if tokens != wanted else "")
+    if record.simulated:
+        return length
     counts = Counter(outcome.counted for outcome in served)
     if counts[Counting.STATED] == len(served):
         return f"{length}, counted by the server for each chunk"

@@ -2,11 +2,27 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from twostep.bench.load.run_record import Mode, Open
 from twostep.workload.definition import WorkloadRequest
+
+
+@dataclass(frozen=True)
+class Open:
+    """Open loop: each request is sent at its arrival time, whatever the state of others. A request with `after` is due
+    that long after the other one has ended."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Closed loop: each client sends the next request when its answer is complete. Arrival times are ignored."""
+
+    clients: int
+
+
+Mode = Open | Closed
 
 
 class Schedule(Protocol):
