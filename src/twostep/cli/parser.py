@@ -40,6 +40,11 @@ class _Parser(argparse.ArgumentParser):
         near = begun[:3] or get_close_matches(unknown, options, n=2, cutoff=0.75)
         return f"; did you mean {' or '.join(near)}?" if near else ""
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Raises `OSError` if the message cannot be written, which argparse would ignore."""
+        if message and file is not None:
+            file.write(message)
+
     def error(self, message: str) -> NoReturn:
         """Prints one line, without the usage text of argparse."""
         self.exit(EXIT_USAGE, f"twostep: {message} (see {self.prog} --help)\n")
