@@ -218,3 +218,16 @@ def test_variables_that_kubernetes_sets_are_named_in_a_line() -> None:
     first, last = ended.stderr.splitlines()
     assert first == f"twostep: ignored environment variables that Kubernetes sets for services: {', '.join(variables)}"
     assert last.startswith("twostep: cannot listen on 192.0.2.1")
+
+
+@pytest.mark.parametrize("words", [["no-such-model"], ["smollm2-135m", "--max-num-seqs", "0"], [__file__]])
+def test_a_start_that_fails_is_one_line_and_leaves_no_process(words: list[str]) -> None:
+    command = [COMMAND, "serve", "--port", "0", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        said, complained = process.communicate()
+    assert process.returncode == 1
+    assert said == ""
+    assert re.fullmatch(r"twostep: .+\n", complained)
+    with pytest.raises(ProcessLookupError):  # the engine's process, begun early, belongs to the same group
+        os.killpg(process.pid, 0)
