@@ -10,7 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from scripts.settings_page import PAGE, filled
-from twostep.cli.main import _parser, main
+from twostep.cli.main import main
+from twostep.cli.parser import parser
 from twostep.config.configs import serve_settings
 from twostep.config.values import MemoryBytes
 from twostep.openai_api.fields import KNOWN, ORIGINS
@@ -18,7 +19,7 @@ from twostep.server.api.openapi import document
 from twostep.server.app import routes
 
 ROOT = Path(__file__).parent.parent
-[_SUBPARSERS] = [action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)]
+[_SUBPARSERS] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
 COMMANDS = set(_SUBPARSERS.choices)
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -182,7 +183,7 @@ def unknown_flags(page: str, capsys: pytest.CaptureFixture[str]) -> set[tuple[st
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_example_commands_are_understood(page: Path) -> None:
     for words in example_commands(page.read_text()):
-        _parser().parse_args(words)
+        parser().parse_args(words)
 
 
 def test_there_are_example_commands() -> None:
@@ -209,7 +210,7 @@ def test_wrong_commands_are_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert unknown_flags(page, capsys) == {("bench", "--nothing")}
     [words] = example_commands(page)
     with pytest.raises(SystemExit):
-        _parser().parse_args(words)
+        parser().parse_args(words)
 
 
 # --- cases --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """Child processes: how they are started, and which objects a fork must not use."""
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -52,6 +54,17 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     else:
         variables.pop("PYTHONPATH", None)
     return variables
+
+
+@contextmanager
+def signals_held(*numbers: signal.Signals) -> Iterator[None]:
+    """Within it, these signals wait. A child started meanwhile holds them back for good: one that reaches the whole
+    process group, such as Ctrl-C, does not end it while it imports its modules."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def forget_relative_paths() -> None:

@@ -310,6 +310,7 @@ class TestStreams:
         [
             ("models >&-", "standard output is closed"),
             ("models >/dev/full", "No space left on device"),
+            ("serve --help >/dev/full", "No space left on device"),
             ("generate - <&-", "the prompt is empty"),
         ],
     )

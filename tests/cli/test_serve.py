@@ -244,3 +244,16 @@ def test_it_says_which_profile_it_plans_by(default_model_path: Path, tmp_path: P
 def test_a_profile_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     assert f"{path}: no such file; `twostep calibrate" in complaint(*SMALL, "--profile", str(path))
+
+
+@pytest.mark.parametrize("words", [["no-such-model"], ["smollm2-135m", "--max-num-seqs", "0"], [__file__]])
+def test_a_start_that_fails_is_one_line_and_leaves_no_process(words: list[str]) -> None:
+    command = [COMMAND, "serve", "--port", "0", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        said, complained = process.communicate()
+    assert process.returncode == 1
+    assert said == ""
+    assert re.fullmatch(r"twostep: .+\n", complained)
+    with pytest.raises(ProcessLookupError):  # the engine's process, begun early, belongs to the same group
+        os.killpg(process.pid, 0)

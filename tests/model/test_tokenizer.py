@@ -3,13 +3,13 @@
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 import pytest
 from support.gguf_writer import Value, write_gguf
 from support.small_vocabulary import small_tokenizer_metadata
 
+import twostep.model.tokenizer as tokenizer_module
 from twostep.errors import ModelFileError, TwostepError
 from twostep.model.gguf import read_gguf
 from twostep.model.tokenizer import Tokenizer, load_tokenizer
@@ -58,15 +58,42 @@ def test_qwen2_agrees_with_golden_ids(model_path: Callable[[str], Path]) -> None
     assert tokenizer.eos_ids == {151643, 151645}
 
 
-def test_default_model_loads_fast(default_model_path: Path) -> None:
-    metadata = read_gguf(default_model_path).metadata
-    assert min(seconds(lambda: load_tokenizer(metadata)) for _ in range(3)) < 0.15
+@pytest.mark.parametrize("encodes", [True, False])
+def test_what_encodes_text_is_made_once_at_loading_or_when_needed(
+    default_model_path: Path, monkeypatch: pytest.MonkeyPatch, encodes: bool
+) -> None:
+    made: list[object] = []
+
+    def counted(*arguments: object) -> object:
+        made.append(arguments)
+        return original(*arguments)
+
+    original: Callable[..., object] = tokenizer_module._bpe
+    monkeypatch.setattr(tokenizer_module, "_bpe", counted)
+    tokenizer = load_tokenizer(read_gguf(default_model_path).metadata, encodes=encodes)
+    assert len(made) == encodes
+    assert tokenizer.longest_token_bytes > 1
+    assert tokenizer.decode([40, 50, 60]) != ""
+    assert len(made) == encodes, "token ids need no merges"
+    check_golden(tokenizer, "smollm2")
+    assert len(made) == 1
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = process_time()
-    work()
-    return process_time() - start
+def test_longest_token_is_that_of_all_tokens(default_tokenizer: Tokenizer, loaded: Loaded) -> None:
+    for tokenizer in (default_tokenizer, loaded({})):
+        lengths = [len(tokenizer.token_bytes(id_)) for id_ in range(tokenizer.vocab_size)]
+        assert tokenizer.longest_token_bytes == max(lengths)
+
+
+def test_merges_that_cannot_be_used_are_refused_when_they_are_needed(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, small_tokenizer_metadata() | {"tokenizer.ggml.merges": ["nowhere tobefound"]})
+    metadata = read_gguf(path).metadata
+    with pytest.raises(ModelFileError, match="merges"):
+        load_tokenizer(metadata)
+    tokenizer = load_tokenizer(metadata, encodes=False)
+    with pytest.raises(ModelFileError, match="merges"):
+        tokenizer.encode("text", special=False)
 
 
 def test_decoding_gives_the_text_back(default_tokenizer: Tokenizer) -> None:

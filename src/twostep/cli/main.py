@@ -1,66 +1,26 @@
 """The entry point: runs a command, and turns every expected error into an exit code and at most one line on stderr."""
 
-import argparse
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from twostep.cli import bench, calibrate, chat, explain, generate, models, replay, roofline, serve, simulate, workload
 from twostep.errors import TwostepError
 
-COMMANDS = (serve, calibrate, chat, explain, bench, workload, generate, roofline, simulate, models, replay)
-
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
+EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 """A shell reports 130 and 141 for a program ended by SIGINT or SIGPIPE."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **settings: Any) -> None:
-        """No abbreviated options: adding an option could change what they mean."""
-        super().__init__(allow_abbrev=False, **settings)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        """Reports unknown options here, also for subcommands, whose parser knows similar options to suggest."""
-        parsed, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0].partition('=')[0])}")
-        return parsed, unknown
-
-    def _hint(self, unknown: str) -> str:
-        options = self._option_string_actions
-        begun = [option for option in options if unknown.startswith("--") and option.startswith(unknown)]
-        near = begun[:3] or get_close_matches(unknown, options, n=2, cutoff=0.75)
-        return f"; did you mean {' or '.join(near)}?" if near else ""
-
-    def error(self, message: str) -> NoReturn:
-        """Prints one line, without the usage text of argparse."""
-        self.exit(EXIT_USAGE, f"twostep: {message} (see {self.prog} --help)\n")
-
-
-class _Version(argparse.Action):
-    """Reads the version only when asked for: package metadata is slow to load."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
-
-        print(f"twostep {version('twostep')}")
-        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code. `arguments` excludes the program name; None means `sys.argv`."""
     given = sys.argv[1:] if arguments is None else arguments
-    if not _prepare_streams(needs_stdout=given[:1] != ["serve"]):
-        return EXIT_FAILED
-    signal.signal(signal.SIGTERM, _exit_on_sigterm)
     try:
-        options = _parser().parse_args(arguments)
-        options.run(options)
-        sys.stdout.flush()
+        if not _prepare_streams(needs_stdout=given[:1] != ["serve"]):
+            return EXIT_FAILED
+        signal.signal(signal.SIGTERM, _exit_on_sigterm)
+        _run(given)
     except TwostepError as error:
         print(f"twostep: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -78,6 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"twostep: {error.strerror or error}{named}", file=sys.stderr)
         return EXIT_FAILED
     return 0
+
+
+def _run(given: Sequence[str]) -> None:
+    """Runs one command. Its modules are imported here, where `main` handles Ctrl-C: that takes tenths of a second."""
+    from twostep.cli.parser import parser
+
+    try:
+        options = parser(given[:1]).parse_args(given)
+        options.run(options)
+    except SystemExit:  # also after --help; what cannot be written is reported by `main`
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
 
 
 def _prepare_streams(*, needs_stdout: bool) -> bool:
@@ -111,15 +84,6 @@ def _open_closed_descriptors() -> None:
 def _exit_on_sigterm(number: int, _: object) -> NoReturn:
     """Turns SIGTERM into an exception, so that children are stopped and unfinished files removed."""
     raise SystemExit(128 + number)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="twostep", description="Serve, explain and measure large language models on this machine.")
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add_to(commands)
-    return parser
 
 
 def _forget_stdout() -> None:

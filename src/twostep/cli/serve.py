@@ -13,6 +13,7 @@ from twostep.config.settings import FLAGGED, SERVER_PRESET, Setting
 if TYPE_CHECKING:
     from twostep.config.configs import ServerConfig
     from twostep.engine.backend import Capabilities
+    from twostep.engine.process.engine_process import EngineProcess
     from twostep.server.http.listening import Listeners
 
 
@@ -37,6 +38,15 @@ def of_part(part: str) -> list[Setting]:
 
 
 def run(options: argparse.Namespace) -> None:
+    """The engine's process starts first: it imports its modules while this one does."""
+    from twostep.engine.process.engine_process import EngineProcess, single_threaded_numpy
+
+    single_threaded_numpy()
+    with EngineProcess() as engine:
+        _serve(options, engine)
+
+
+def _serve(options: argparse.Namespace, engine: "EngineProcess") -> None:
     from twostep.config.configs import serve_settings
     from twostep.config.sources import service_links
     from twostep.server.front import serve
@@ -47,12 +57,12 @@ def run(options: argparse.Namespace) -> None:
     settings = serve_settings(given_settings(options, FLAGGED), os.environ)
     if links := service_links(os.environ):
         StatusLine().say(f"ignored environment variables that Kubernetes sets for services: {', '.join(links)}")
-    path, engine = resolve(settings.model, FetchProgress()), settings.engine
+    path, config = resolve(settings.model, FetchProgress()), settings.engine
     if settings.calibrate:
         from twostep.cli.calibrate import calibrate_for
 
-        engine = calibrate_for(path, engine)
-    serve(settings.server, engine, path, _announce)
+        config = calibrate_for(path, config)
+    serve(settings.server, config, path, _announce, engine)
 
 
 def _announce(config: "ServerConfig", capabilities: "Capabilities", listeners: "Listeners") -> None:

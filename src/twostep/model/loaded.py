@@ -27,6 +27,8 @@ class LoadedModel:
 
     file: GgufFile
     network: Network
+    encodes: bool = True
+    """False in an engine's process, which seldom encodes text: then that part of the tokenizer is made when needed."""
     _owner: Owner = field(default_factory=lambda: Owner("this model"), compare=False, repr=False)
     _lock: Any = field(default_factory=RLock, compare=False, repr=False)
     _made: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -59,14 +61,14 @@ class LoadedModel:
             return made
 
     def _load_tokenizer(self) -> Tokenizer:
-        tokenizer = load_tokenizer(self.file.metadata)
+        tokenizer = load_tokenizer(self.file.metadata, encodes=self.encodes)
         if tokenizer.vocab_size > self.network.shape.vocab:
             problem = f"has {tokenizer.vocab_size} tokens, the embedding only {self.network.shape.vocab} rows"
             raise self.file.metadata.error("tokenizer.ggml.tokens", problem)
         return tokenizer
 
 
-def open_model(path: Path) -> LoadedModel:
+def open_model(path: Path, *, encodes: bool = True) -> LoadedModel:
     """Opens a weight file and checks its network; weights stay in the file. Raises `ModelFileError`."""
     file = read_gguf(path)
-    return LoadedModel(file, load_network(file))
+    return LoadedModel(file, load_network(file), encodes)

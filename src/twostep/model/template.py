@@ -15,7 +15,7 @@ from typing import IO, Any
 from twostep.errors import InvalidParameterError, ModelFileError, TwostepError, WorkerFailedError
 from twostep.model.metadata import Metadata
 from twostep.model.vocabulary import TEMPLATE_KEY
-from twostep.processes import Owner, environment, keep_from_forks, python
+from twostep.processes import Owner, environment, keep_from_forks, python, signals_held
 
 MAX_SOURCE_CHARACTERS = 1 << 19
 LIMITS = {"cpu_s": 2, "memory_bytes": 512 << 20, "text_characters": 8 << 20}
@@ -147,9 +147,10 @@ class _Worker:
         # Its traceback, when memory runs out, must not wait for whoever reads our stderr: the exit status tells enough.
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         # Without buffers: those have locks, which another thread may hold when the process forks.
-        self._process = subprocess.Popen(
-            python(str(_WORKER)), bufsize=0, stdin=pipe, stdout=pipe, stderr=nothing, env=environment()
-        )
+        with signals_held(signal.SIGINT):
+            self._process = subprocess.Popen(
+                python(str(_WORKER)), bufsize=0, stdin=pipe, stdout=pipe, stderr=nothing, env=environment()
+            )
         for end in _pipes(self._process):
             keep_from_forks(end)
         self.close = weakref.finalize(self, _end, self._process, Owner("this process"))

@@ -2,9 +2,10 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple, Self
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Merger
@@ -19,15 +20,24 @@ from twostep.model.vocabulary import Vocabulary, read_vocabulary
 class Tokenizer:
     """One model's tokens. Safe to use from several threads."""
 
-    def __init__(self, vocabulary: Vocabulary, bpe: BPE, pre: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, make_bpe: Callable[[], BPE], pre: str) -> None:
+        """`make_bpe` is called by `prepare`, or when text is encoded first."""
         self.vocabulary = vocabulary
         self._special = {**vocabulary.control, **vocabulary.user_defined}
-        self._plain = _merger(bpe, pre, [])
-        self._marked = _merger(bpe, pre, self._special.values())
-        self._exact = _merger(bpe, pre, [], normalized=False)
-        kept_whole = vocabulary.user_defined.values()
-        self._kept_whole = _merger(bpe, pre, kept_whole) if kept_whole else self._plain
+        self._make_bpe, self._pre = make_bpe, pre
+        self._made: _Mergers | None = None
         self._control_ids = {text: id_ for id_, text in vocabulary.control.items()}
+
+    def prepare(self) -> None:
+        """Makes what encodes text. Raises `ModelFileError` if the file's merges cannot be used."""
+        _ = self._mergers
+
+    @property
+    def _mergers(self) -> "_Mergers":
+        """Made once; by two threads at the same time perhaps twice, which does no harm."""
+        if self._made is None:
+            self._made = _Mergers.of(self._make_bpe(), self._pre, self.vocabulary)
+        return self._made
 
     @property
     def vocab_size(self) -> int:
@@ -45,7 +55,12 @@ class Tokenizer:
     @cached_property
     def longest_token_bytes(self) -> int:
         """No token stands for more bytes."""
-        return max(len(self.token_bytes(id_)) for id_ in range(self.vocab_size))
+        longest, tokens = 0, self.vocabulary.tokens
+        for id_ in sorted(range(self.vocab_size), key=[*map(len, tokens)].__getitem__, reverse=True):
+            if 4 * len(tokens[id_]) <= longest:  # UTF-8 has at most four bytes a character
+                break
+            longest = max(longest, len(self.token_bytes(id_)))
+        return longest
 
     def encode(self, text: str, *, special: bool, add_bos: bool | None = None) -> list[int]:
         """Token ids of `text`.
@@ -56,7 +71,7 @@ class Tokenizer:
         Raises `TwostepError` for text that is not Unicode (a lone surrogate), or if the model has no BOS to add.
         """
         _check_unicode(text)
-        merger = self._marked if special else self._plain
+        merger = self._mergers.marked if special else self._mergers.plain
         # Of the library's ways to encode the one that lets other threads run, and is three times as fast.
         return [*self._bos(add_bos), *merger.encode_batch_fast([text], add_special_tokens=False)[0].ids]
 
@@ -74,7 +89,7 @@ class Tokenizer:
         _check_unicode(text)
         missing = self.missing_bytes
         known = next((at for at, character in enumerate(text) if not missing.isdisjoint(character.encode())), len(text))
-        return self._exact.encode_batch_fast([text[:known]], add_special_tokens=False)[0].ids
+        return self._mergers.exact.encode_batch_fast([text[:known]], add_special_tokens=False)[0].ids
 
     def encode_raw(self, text: str, *, parse_special: bool = True, add_bos: bool | None = None) -> list[int]:
         """Token ids of a text without a chat template. Without `parse_special` it may hold no control tokens."""
@@ -91,7 +106,7 @@ class Tokenizer:
             return self.encode(text, special=True, add_bos=add_bos)
         _check_unicode(text)
         texts, control = self._apart(text, given)
-        encoded = self._kept_whole.encode_batch_fast(texts, add_special_tokens=False)
+        encoded = self._mergers.kept_whole.encode_batch_fast(texts, add_special_tokens=False)
         ids = [encoded[0].ids, *([id_, *after.ids] for id_, after in zip(control, encoded[1:], strict=True))]
         return [*self._bos(add_bos), *chain.from_iterable(ids)]
 
@@ -147,11 +162,34 @@ class Tokenizer:
         return [self.bos_id]
 
 
-def load_tokenizer(metadata: Metadata) -> Tokenizer:
-    """The tokenizer of a file. Raises `ModelFileError` if it is missing, damaged or of an unsupported kind."""
+class _Mergers(NamedTuple):
+    """The library's tokenizers; they share one model."""
+
+    plain: Merger
+    marked: Merger
+    """Special tokens are kept whole; in `kept_whole` user-defined ones only."""
+    kept_whole: Merger
+    exact: Merger
+
+    @classmethod
+    def of(cls, bpe: BPE, pre: str, vocabulary: Vocabulary) -> Self:
+        plain, user_defined = _merger(bpe, pre, []), vocabulary.user_defined.values()
+        special = [*vocabulary.control.values(), *user_defined]
+        kept_whole = _merger(bpe, pre, user_defined) if user_defined else plain
+        return cls(plain, _merger(bpe, pre, special), kept_whole, _merger(bpe, pre, [], normalized=False))
+
+
+def load_tokenizer(metadata: Metadata, *, encodes: bool = True) -> Tokenizer:
+    """The tokenizer of a file. Raises `ModelFileError` if it is missing, damaged or of an unsupported kind.
+
+    Without `encodes` it is for token ids only: what encodes text is made, and merges are checked, when they are needed.
+    """
     pre = supported_pre(metadata)
     vocabulary = read_vocabulary(metadata)
-    return Tokenizer(vocabulary, _bpe(metadata, vocabulary.tokens), pre)
+    tokenizer = Tokenizer(vocabulary, lambda: _bpe(metadata, vocabulary.tokens), pre)
+    if encodes:
+        tokenizer.prepare()
+    return tokenizer
 
 
 def supported_pre(metadata: Metadata) -> str:

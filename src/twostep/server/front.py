@@ -17,6 +17,7 @@ import uvicorn
 from twostep.background import background_output
 from twostep.config.configs import EngineConfig, ServerConfig
 from twostep.engine.backend import Capabilities
+from twostep.engine.process.engine_process import EngineProcess
 from twostep.engine.process.local_backend import LocalBackend
 from twostep.errors import TwostepError
 from twostep.model.loaded import LoadedModel, open_model
@@ -46,18 +47,25 @@ Announce = Callable[[ServerConfig, Capabilities, Listeners], None]
 serve."""
 
 
-def serve(config: ServerConfig, engine_config: EngineConfig, path: Path, announce: Announce) -> None:
+def serve(
+    config: ServerConfig,
+    engine_config: EngineConfig,
+    path: Path,
+    announce: Announce,
+    engine: EngineProcess | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT, then lets requests finish for `drain_s`; a second signal ends the process at
     once. Requests that arrive while the model is loaded are refused with the reason.
 
     Raises `TwostepError` if the address, the model or a setting cannot be used, and `EngineDiedError` if the engine
-    keeps dying. Meanwhile, writing to standard output and error never waits.
+    keeps dying. Meanwhile, writing to standard output and error never waits. `engine`: the process of the first engine,
+    if it runs already.
     """
     names = config.served_model_name or (path.name.removesuffix(".gguf"),)
     model = open_model(path)
     with listen(config) as listeners, background_output() as dropped_lines:
         config = replace(config, port=listeners.port, served_model_name=names)
-        backend = LocalBackend.of(path, engine_config, report=lambda event, line: state.log_event(event, line))
+        backend = LocalBackend.of(path, engine_config, lambda event, line: state.log_event(event, line), engine)
         served = [ServedModel(names, model, backend)]
         state = ServerState(config, served, loopback=listeners.loopback, dropped_lines=dropped_lines)
         asyncio.run(_serve(state, listeners, announce))

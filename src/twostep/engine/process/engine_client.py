@@ -7,17 +7,17 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from socket import socketpair
 from time import monotonic
 from typing import Self
 
 from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
 from twostep.engine.outputs import Event, RequestOutput
+from twostep.engine.process.engine_process import EngineProcess
 from twostep.engine.process.messages import Cancel, Failed, FromEngine, Load, Ping, Ready, Refused, StepEnded, ToEngine
 from twostep.engine.process.wire import FROM_ENGINE, Frames, WireError, framed
 from twostep.errors import EngineDiedError, TwostepError
-from twostep.processes import Owner, environment, twostep_module
+from twostep.processes import Owner
 
 GRACE_S = 5.0
 """How long an engine whose socket is closed may take to end: it looks between two steps."""
@@ -84,20 +84,12 @@ class EngineClient(asyncio.Protocol):
         self._stall = _Stall()
 
     @classmethod
-    async def start(cls, path: Path, config: EngineConfig) -> Self:
-        """Starts the process and waits until the model is loaded. Raises `TwostepError` if it cannot be loaded."""
-        ours, theirs = socketpair()
-        command = twostep_module("twostep.engine.process.engine_host", str(theirs.fileno()))
-        # This process copies the engine's output, so that a step never waits for the reader of the log.
-        process = subprocess.Popen(
-            command,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-        )
-        theirs.close()
+    async def start(cls, path: Path, config: EngineConfig, started: EngineProcess | None = None) -> Self:
+        """Starts the process, unless it is `started` already, and waits until the model is loaded.
+
+        Raises `TwostepError` if it cannot be loaded.
+        """
+        process, ours = (started or EngineProcess()).take()
         loop = asyncio.get_running_loop()
         _, client = await loop.create_connection(lambda: cls(process), sock=ours)
         try:

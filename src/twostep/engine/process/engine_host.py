@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from socket import socket
-from threading import Thread
+from threading import Timer
 from time import sleep
 from traceback import print_exc
 
@@ -37,6 +37,10 @@ HEAD_START_S = 0.001
 """How long the engine pauses after a request's first token, so that the front end gets a core to send it before the
 next step takes all cores. It costs about 2 % of a step that computes a prompt, and saves half of the next step's time
 for the first token."""
+
+GRAMMARS_AFTER_S = 1.0
+"""How long after the model is loaded the tables for structured output are made, unless a request needs them earlier.
+They take two tenths of a second of CPU time, for which the first request would wait."""
 
 
 class EngineHost:
@@ -140,16 +144,19 @@ class EngineHost:
 
 def serve(wire: Wire[FromEngine, ToEngine], load: Load) -> None:
     """Loads the model, sends `Ready` and serves. Sends `Failed` if an error ends it."""
-    engine = None
+    engine, grammars = None, Timer(0, lambda: None)
     try:
         engine = _engine(load)
+        grammars = Timer(GRAMMARS_AFTER_S, engine.prepare_grammars)
+        grammars.name = "prepare-grammars"
         wire.send(Ready(capabilities(engine)))
-        Thread(target=engine.prepare_grammars, name="prepare-grammars").start()
+        grammars.start()
         take_short_turns()
         EngineHost(engine, wire).run()
     except TwostepError as error:
         wire.send(Failed(ErrorData.of(error)))
     finally:
+        grammars.cancel()
         if engine is not None:
             _close(engine)
 
@@ -174,7 +181,7 @@ def _engine(load: Load) -> Engine:
     """Raises `TwostepError`, also for files that cannot be read or written: an `OSError` here would be taken for one of
     the socket, which says that the owner is gone."""
     try:
-        return Engine(open_model(load.path), load.config, serves=True)
+        return Engine(open_model(load.path, encodes=False), load.config, serves=True)
     except OSError as error:
         named = f": {error.filename}" if error.filename else ""
         raise TwostepError(f"{error.strerror or error}{named}") from error

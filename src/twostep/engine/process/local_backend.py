@@ -11,6 +11,7 @@ from twostep.config.configs import EngineConfig
 from twostep.engine.backend import Accepted, Capabilities, Phase, Submit, Worker
 from twostep.engine.outputs import Event
 from twostep.engine.process.engine_client import EngineClient, OnLateOutput
+from twostep.engine.process.engine_process import EngineProcess
 from twostep.errors import EngineDiedError, TwostepError
 
 MOST_DEATHS = 3
@@ -43,13 +44,18 @@ class LocalBackend:
         """When the last ones were."""
 
     @classmethod
-    def of(cls, path: Path, config: EngineConfig, report: Report) -> Self:
-        """For the model in this file. A recording holds the run of one engine, so only the first is recorded."""
+    def of(cls, path: Path, config: EngineConfig, report: Report, started: EngineProcess | None = None) -> Self:
+        """For the model in this file. A recording holds the run of one engine, so only the first is recorded.
+
+        `started`: the process of the first engine, if it runs already.
+        """
 
         async def start(restart: int) -> EngineClient:
             if restart == 1 and config.record:
                 report("recording_ended", f"{config.record}: the recording ends with the engine that died")
-            return await EngineClient.start(path, replace(config, record=None) if restart else config)
+            if restart:
+                return await EngineClient.start(path, replace(config, record=None))
+            return await EngineClient.start(path, config, started)
 
         return cls(start, report)
 
