@@ -253,7 +253,7 @@ class Chunks:
         """Returns the chunks for new output of a choice; empty if there is nothing to show. `prompt` is the index of
         the prompt. The first token of a choice always yields a chunk."""
         if delta.ended:
-            return b"".join(map(self._chunk, self._end(prompt, delta.index, *delta.ended)))
+            return b"".join(map(self._chunk, self._end(prompt, delta.index, *delta.ended[:2])))
         choice = self._choice(prompt, delta.index)
         self._sent_tokens += len(delta.token_ids)
         piece, *more = choice.pieces(delta.text)
