@@ -73,7 +73,15 @@ class Resumer:
         for index, choice in enumerate(so_far.choices):
             self._check(index, choice)
             self._add(made, index, choice, now_ns)
+        if so_far.choices and not made.begun:
+            self._leave_end_to_output(made)
         return made
+
+    def _leave_end_to_output(self, made: Resumption) -> None:
+        """The end of the choice that ends last is not in a delta."""
+        if not made.deltas or made.deltas[-1].ended is None:
+            raise _refused("has the end of every choice; that of the last one comes with the output")
+        made.deltas.pop()
 
     def _add(self, made: Resumption, index: int, choice: ChoiceSoFar, now_ns: int) -> None:
         """Puts the choice among those that have ended, or have begun."""
