@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.breakdowns import assert_exact, reply
 from support.engines import WatchedSampler
 from support.mortal_engine import Mortals
 from support.tiny_chat import write_tiny_chat
@@ -169,6 +170,15 @@ def test_an_engine_may_die_after_any_event(model: LoadedModel, name: str) -> Non
         assert restarts == 1
         assert resumed.chunks() == whole.chunks()
         assert resumed.said() == whole.said()
+        for output in resumed.outputs.values():
+            assert_time_is_accounted_for(output, engines_lost=1)
+
+
+def assert_time_is_accounted_for(output: RequestOutput, engines_lost: int) -> None:
+    """The breakdown is exact, and says of each choice how long it was on engines that died."""
+    for breakdown in assert_exact(reply(output)):
+        lost = {line.start_ns for line in breakdown.lines if line.what == "on an engine that died"}
+        assert 1 <= len(lost) <= 3 * engines_lost, "cut at the first and the last token"
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -240,7 +250,9 @@ def test_many_requests_survive_many_deaths(model: LoadedModel, data: st.DataObje
     resumed, _ = run(model, asked, lives)
     for before, after in zip(whole, resumed, strict=True):
         assert after.chunks() == before.chunks()
-        assert after.outputs.keys() == before.outputs.keys()
+        assert [one[3:] for one in after.said()] == [one[3:] for one in before.said()], "not what the cache held"
+        for output in after.outputs.values():
+            assert_exact(reply(output))
 
 
 # --- requests that do not go on -----------------------------------------------------------------------------------

@@ -124,6 +124,11 @@ class Timeline:
         return f"<Timeline: {', '.join([*said, f'{len(self.preemptions)} preemptions'])}>"
 
     @property
+    def began_elsewhere(self) -> bool:
+        """Whether its first token came from an engine that died."""
+        return any(one.tokens_lost for one in self.lost)
+
+    @property
     def queue_s(self) -> float | None:
         """Arrival to the first step that computes a token, without time spent preempted."""
         return times.seconds(self.arrival_ns, self.first_scheduled_ns)

@@ -169,7 +169,7 @@ def _whole(lines: Sequence[Timeline], received_ns: int | None) -> Timeline:
     ends = (min(token_ns[0] for token_ns in begun), max(token_ns[-1] for token_ns in begun)) if begun else ()
     return Timeline(
         arrival_ns=min(line.arrival_ns for line in lines) if received_ns is None else received_ns,
-        first_scheduled_ns=min(scheduled, default=None),
+        first_scheduled_ns=None if any(line.began_elsewhere for line in lines) else min(scheduled, default=None),
         token_ns=ends,
     )
 

@@ -56,7 +56,7 @@ class Times:
         """The times so far, as values."""
         return Timeline(
             arrival_ns=self.lost[0].start_ns if self.lost else self.arrival_ns,
-            first_scheduled_ns=None if self._began_elsewhere else self.first_scheduled_ns,
+            first_scheduled_ns=None if any(one.tokens_lost for one in self.lost) else self.first_scheduled_ns,
             chunks=tuple(self.chunks),
             token_ns=tuple(self.token_ns),
             preemptions=tuple(self.preemptions),
@@ -65,11 +65,6 @@ class Times:
             decodes=tuple(self.decodes),
             lost=self.lost,
         )
-
-    @property
-    def _began_elsewhere(self) -> bool:
-        """Its first token came from an engine that died."""
-        return any(one.tokens_lost for one in self.lost)
 
 
 class Timekeeper:
