@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from support.tiny_chat import write_tiny_chat
 
 from twostep.engine.backend import Accepted, Backend, Submit
 from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
+from twostep.engine.process import local_backend
 from twostep.engine.process.local_backend import MOST_DEATHS_OF_REQUEST
 from twostep.errors import EngineDiedError
 from twostep.model.loaded import LoadedModel, open_model
@@ -178,7 +180,8 @@ def assert_time_is_accounted_for(output: RequestOutput, engines_lost: int) -> No
     """The breakdown is exact, and says of each choice how long it was on engines that died."""
     for breakdown in assert_exact(reply(output)):
         lost = {line.start_ns for line in breakdown.lines if line.what == "on an engine that died"}
-        assert 1 <= len(lost) <= 3 * engines_lost, "cut at the first and the last token"
+        ended_before = not any(choice.timeline.lost for choice in output.choices)
+        assert ended_before or 1 <= len(lost) <= 3 * engines_lost, "cut at the first and the last token"
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -247,7 +250,8 @@ def test_many_requests_survive_many_deaths(model: LoadedModel, data: st.DataObje
     whole, _ = run(model, asked, [])
     events = sum(one.events for one in whole)
     lives = data.draw(st.lists(st.integers(events // 6 + 2 * len(asked), events), max_size=5))
-    resumed, _ = run(model, asked, lives)
+    with patch.object(local_backend, "MOST_DEATHS_OF_REQUEST", 1000):  # those that only wait are suspected, too
+        resumed, _ = run(model, asked, lives)
     for before, after in zip(whole, resumed, strict=True):
         assert after.chunks() == before.chunks()
         assert [one[3:] for one in after.said()] == [one[3:] for one in before.said()], "not what the cache held"
