@@ -56,7 +56,7 @@ def reasons(draw: st.DrawFn) -> Reason:
     return Reason(why, tuple(draw(st.lists(counts, min_size=places, max_size=places))))
 
 
-requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some, counts)
+requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some, counts, st.lists(counts).map(tuple))
 aborts = st.builds(Abort, st.text(), st.none() | counts)
 outcomes = st.builds(SliceOutcome, some, st.none() | st.sampled_from(FinishReason), counts)
 results = st.builds(

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.breakdowns import assert_exact, reply
-from support.engines import WatchedSampler
+from support.engines import WatchedSampler, assert_no_residue, engine
 from support.mortal_engine import Mortals
 from support.tiny_chat import write_tiny_chat
 
-from twostep.engine.backend import Accepted, Backend, Submit
-from twostep.engine.outputs import ChoiceOutput, RequestOutput, Timeline
+from twostep.engine.backend import Accepted, Backend, ChoiceSoFar, RequestSoFar, Submit
+from twostep.engine.outputs import ChoiceEnd, ChoiceOutput, RequestOutput, Timeline
+from twostep.engine.params import SamplingParams
 from twostep.engine.process import local_backend
 from twostep.engine.process.local_backend import MOST_DEATHS_OF_REQUEST
-from twostep.errors import EngineDiedError
+from twostep.errors import EngineDiedError, InvalidParameterError
 from twostep.model.loaded import LoadedModel, open_model
 from twostep.openai_api.api_request import ApiRequest, read_request
 from twostep.openai_api.responses import Chunks, response_body
@@ -344,3 +345,33 @@ def test_a_backend_that_is_stopped_while_it_starts_again_tells_its_callers(model
             await stream
 
     asyncio.run(asyncio.wait_for(stopped(), 60))
+
+
+# --- what no engine can have given --------------------------------------------------------------------------------
+
+FOUR = {"token_ids": (1, 2, 3, 4), "token_ns": (5, 6, 7, 8), "characters": 4}
+
+
+@pytest.mark.parametrize(
+    ("choices", "problem"),
+    [
+        ([FOUR, FOUR], "has 2 choices; the request has 1"),
+        ([FOUR | {"token_ns": (5,)}], "has 4 tokens of choice 0 and 1 times"),
+        ([{"token_ids": (1,) * 9, "token_ns": (5,) * 9}], "for at most 8"),
+        ([FOUR | {"token_ids": (1, 2, 3, 9999)}], "has token 9999; the vocabulary is 0 to 262"),
+        ([FOUR | {"token_ids": (-1, 2, 3, 4)}], "has token -1; the vocabulary is 0 to 262"),
+        ([FOUR | {"token_ids": (1, 7, 3, 4)}], "has tokens of choice 0 after one that ended it"),
+        ([FOUR | {"characters": 3}], "has 3 characters of choice 0; its tokens give 4"),
+        ([FOUR | {"packed_logprobs": (b"none",)}], "has log-probabilities that cannot be read"),
+        ([FOUR | {"ended": ChoiceEnd("stop", 4)}], "has the end of every choice"),
+    ],
+)
+def test_what_does_not_belong_to_the_request_is_refused(model: LoadedModel, choices: Any, problem: str) -> None:
+    so_far = RequestSoFar(((1, 9),), tuple(ChoiceSoFar(**choice) for choice in choices))
+    params = SamplingParams(max_tokens=8, stop_token_ids=[7], seed=1)
+    with engine(model=model) as made:
+        with pytest.raises(InvalidParameterError, match=problem):
+            made.submit([1, 2], params, stream=True, so_far=so_far)
+        with pytest.raises(InvalidParameterError, match="that are not in order"):
+            made.submit([1, 2], params, stream=True, so_far=RequestSoFar(((9, 1),)))
+        assert_no_residue(made)
