@@ -133,6 +133,38 @@ def test_senseless_counts_are_refused(request_: Request) -> None:
         Scheduler(config()).add(request_, 0)
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("b", 1, 3, choices=2, given=(1,)),
+        Request("b", 1, 3, given=(3,)),
+        Request("b", 1, 3, given=(-1,)),
+        Request("b", 5, 3, given=(1,), arrived_tokens=2),
+    ],
+)
+def test_senseless_counts_of_given_tokens_are_refused(request_: Request) -> None:
+    with pytest.raises(ValueError, match="given: a count below max_tokens for each choice"):
+        Scheduler(config()).add(request_, 0)
+
+
+def test_choices_that_have_output_compute_it_each_for_itself_and_go_on() -> None:
+    """As after a preemption: nothing is forked, and each ends at the same length as if it had begun here."""
+    settings = config(chunking=TokenBudget(48))
+    scheduler, executor = Scheduler(settings), CheckedExecutor(settings.groups, stops=False)
+    numbers = scheduler.add(Request("a", 30, 8, choices=3, given=(5, 0, 7)), 0)
+    assert [seq.known for seq in scheduler.waiting] == [35, 30, 37]
+    for choice, (number, given) in enumerate(zip(numbers, (5, 0, 7), strict=True)):
+        executor.add(number, text(30 + given), choice, ())
+    finished: list[Finished] = []
+    while not scheduler.idle:
+        step = scheduler.advance(scheduler.plan(0))
+        assert not any(chunk.forks for chunk in step.plan.chunks)
+        executor.start(step)
+        finished += scheduler.resolve(executor.result()).finished
+        scheduler.check()
+    assert sorted(finished) == [Finished(number, FinishReason.LENGTH, 38) for number in numbers]
+
+
 def test_an_id_is_in_use_until_its_request_has_ended() -> None:
     scheduler = started()
     with pytest.raises(ValueError, match="request id 'a' is in use"):

@@ -229,27 +229,35 @@ def test_a_backend_that_is_stopped_tells_its_callers(doomed: Running) -> None:
 # --- the local one ------------------------------------------------------------------------------------------------
 
 
-def test_a_local_engine_that_dies_is_replaced() -> None:
+def test_a_local_engine_that_dies_is_replaced_and_its_request_goes_on() -> None:
     with running(local) as made:
         backend = made.backend
         assert isinstance(backend, LocalBackend)
 
-        async def kill() -> None:
+        async def kill() -> list[Any]:
+            got = []
             async with aclosing(backend.submit([request("a", 300)])) as events:
                 async for event in events:
-                    if isinstance(event, Delta) and backend.client:
+                    got.append(event)
+                    if isinstance(event, Delta) and backend.client and backend.restarts == 0:
                         os.kill(backend.client.pid, signal.SIGKILL)
+            return got
 
         async def ready_again() -> None:
             while backend.restarts == 0 or backend.phase != "ready":
                 await asyncio.sleep(0.01)
 
-        with pytest.raises(EngineDiedError, match="was killed by SIGKILL"):
-            made.run(kill())
+        first, *deltas, output = made.run(kill())
+        assert first == Accepted("a")
+        [whole] = [
+            one for one in made.run(all_of(backend.submit([request("b", 300)]))) if isinstance(one, RequestOutput)
+        ]
+        assert [id_ for delta in deltas for id_ in delta.token_ids] == output.choices[0].token_ids
+        assert output.choices[0].token_ids == whole.choices[0].token_ids
         made.run(asyncio.wait_for(ready_again(), 50))
         assert made.run(all_of(backend.submit([request("a")])))
         [worker] = backend.workers()
-        assert (worker.up, worker.restarts) == (True, 1)
+        assert (worker.up, worker.restarts, worker.resumed) == (True, 1, 1)
 
 
 def test_bytes_that_are_no_message_end_a_local_engine() -> None:

@@ -58,7 +58,7 @@ def reasons(draw: st.DrawFn) -> Reason:
     return Reason(why, tuple(draw(st.lists(counts, min_size=places, max_size=places))))
 
 
-requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some, counts)
+requests = st.builds(Request, st.text(), some, some, hashes, st.integers(), some, counts, st.lists(counts).map(tuple))
 aborts = st.builds(Abort, st.text(), st.none() | counts)
 outcomes = st.builds(SliceOutcome, some, st.none() | st.sampled_from(FinishReason), counts)
 results = st.builds(
@@ -239,7 +239,9 @@ def changed(place: list[int], value: object) -> object:
         ([[-1], []], "times is -1, not a whole number from 0"),
         ([[1], [["?", "a"]]], "command is ['?', 'a'], not a request [\"+\", ...] or an abort [\"-\", id, choice]"),
         ([[1], [["-", 7, None]]], "abort: id is 7, not a string"),
-        ([[1], [[*REQUEST, 0]]], "request is ['a', 20, 4, '', 0, 1, ...], not a list of 7"),
+        ([[1], [[*REQUEST, 0, 0]]], "request is ['a', 20, 4, '', 0, 1, ...], not a list of 7"),
+        ([[1], [[*REQUEST, 0]]], "request: given is 0, not a list"),
+        ([[1], [[*REQUEST, [-1]]]], "request: given is -1, not a whole number from 0"),
         ([[1], [["+", "a", True, 4, "", 0, 1, 0]]], "request: prompt tokens is True, not a whole number from 1"),
         ([[1], [["+", "a", 20, 4, "AAAA", 0, 1, 0]]], "request: hashes is 'AAAA', not base64 of hashes of 16 bytes"),
         ([[1], [["+", "a", 20, 4, "?", 0, 1, 0]]], "request: hashes is '?', not base64"),

@@ -340,10 +340,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         seen.ends.append(end)
         note(self, end)
 
-    def following(self: Collector, id_: str, prompt: Any, answers: Any, arrival_ns: int, **how: Any) -> None:
+    def following(
+        self: Collector, id_: str, prompt: Any, params: Any, answers: Any, arrival_ns: int, **how: Any
+    ) -> None:
         for index, number in enumerate(answers):
             seen.choices[id_, index], seen.arrivals[number] = number, arrival_ns
-        follow(self, id_, prompt, answers, arrival_ns, **how)
+        follow(self, id_, prompt, params, answers, arrival_ns, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(Collector, "note", noting)

@@ -251,8 +251,9 @@ def test_what_can_never_fit_is_refused_at_once(doomed: Host) -> None:
 def test_a_hanging_and_a_dead_engine(doomed: Host) -> None:
     """CASES 23, 28. Health is asked meanwhile: it does not wait for the engine."""
     assert isinstance(doomed.backend, LocalBackend)
-    doomed.backend.drain()  # it is not started again
-    process = doomed.backend.client._process
+    backend = doomed.backend
+    backend.drain()  # it is started again only for the stream
+    process = backend.client._process
     with doomed.front(stall_s=2) as front, stream(front.url, max_tokens=900) as reply:
         lines = reply.iter_lines()
         assert "choices" in next(lines)
@@ -263,9 +264,11 @@ def test_a_hanging_and_a_dead_engine(doomed: Host) -> None:
         process.send_signal(signal.SIGCONT)
         assert within(60, lambda: httpx.get(f"{front.url}/health").status_code == 200)
         process.kill()
-        *_, error, _, last, _ = lines
-        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "engine_died"
+        *_, end, _, last, _ = lines
+        assert json.loads(end.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert last == "data: [DONE]"
+        backend.client._process.kill()
+        assert within(60, lambda: backend.phase == "failed")
         for path in ("/health", "/ready", "/v1/models"):
             assert httpx.get(f"{front.url}{path}").status_code == 503
         refused = httpx.post(f"{front.url}/v1/completions", json=LONG)

@@ -43,6 +43,11 @@ ORDERS: list[Order] = [fcfs, by_priority, ShortestPrefill(CONTEXT_TOKENS)]
 DRAFTS: list[Callable[[int, int], int]] = [lambda n, known: 0, lambda n, known: n * known % 5, lambda n, known: 400]
 
 
+def _begun(prompt: list[int], choice: int, max_tokens: int, most: int) -> list[int]:
+    """The begin of this answer, which does not end it."""
+    return answer_alone(prompt, choice, max_tokens)[:-1][:most]
+
+
 class Comings(RuleBasedStateMachine):
     """`plan`, `advance` and `resolve` are apart, so that requests come and go at any moment of a step."""
 
@@ -107,11 +112,23 @@ class Comings(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 1, 2, 4]),
         arrived=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
         number=st.integers(0, 250),
+        given=st.sampled_from([0, 0, 0, 1, 16]),
     )
     def add(
-        self, shared: int, own: int, max_tokens: int, priority: int, choices: int, arrived: float, number: int
+        self,
+        shared: int,
+        own: int,
+        max_tokens: int,
+        priority: int,
+        choices: int,
+        arrived: float,
+        number: int,
+        given: int,
     ) -> None:
+        """`given`: most tokens that choices have from another scheduler, some of them none."""
         prompt = SHARED_TEXT[: shared // 2] + [(number + i) % 256 for i in range(own)]
+        begun = [_begun(prompt, choice, max_tokens, given >> choice) for choice in range(choices)]
+        has_begun = any(begun)
         request = Request(
             id=str(len(self.requests)),
             prompt_tokens=len(prompt),
@@ -119,7 +136,8 @@ class Comings(RuleBasedStateMachine):
             hashes=prompt_hashes(ROOT, prompt) if self.cached else (),
             priority=priority,
             choices=choices,
-            arrived_tokens=int(arrived * (len(prompt) - 1)),
+            arrived_tokens=0 if has_begun else int(arrived * (len(prompt) - 1)),
+            given=tuple(map(len, begun)) if has_begun else (),
         )
         try:
             numbers = self.scheduler.add(request, self.now)
@@ -127,7 +145,7 @@ class Comings(RuleBasedStateMachine):
             return
         for choice, n in enumerate(numbers):
             self.requests[n] = (request, prompt, choice)
-            self.executor.add(n, prompt, choice, request.hashes)
+            self.executor.add(n, prompt + begun[choice], choice, request.hashes)
 
     @precondition(lambda self: self.scheduler.live)
     @rule(data=st.data(), only_choice=st.sampled_from([None, None, 0, 1]))

@@ -14,7 +14,8 @@ class Request:
     `hashes` are those of the prompt's full blocks (see `blocks.prompt_hashes`); empty means that its KV is neither
     looked up in the prefix cache nor kept there. A lower `priority` is more urgent. The KV of the first
     `arrived_tokens` of the prompt was computed elsewhere: the executor writes it into the blocks that the first step
-    names; with a window, from the first block on that the next token sees.
+    names; with a window, from the first block on that the next token sees. `given` counts the output tokens that each
+    choice has already: another scheduler was serving it. Empty: none has any.
     """
 
     id: str
@@ -24,6 +25,7 @@ class Request:
     priority: int = 0
     choices: int = 1
     arrived_tokens: int = 0
+    given: tuple[int, ...] = ()
 
 
 class Stage(Enum):

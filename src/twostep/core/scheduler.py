@@ -82,6 +82,11 @@ def least_step_tokens(max_num_seqs: int, chunking: ChunkPolicy) -> int:
     return max_num_seqs + chunking.least_tokens * MOST_IN_PREFILL
 
 
+def _in_range(request: Request) -> bool:
+    """Whether each choice has at least a token left, and its KV is computed here."""
+    return not request.arrived_tokens and min(request.given) >= 0 and max(request.given) < request.max_tokens
+
+
 @dataclass(slots=True)
 class Counters:
     """Totals since the start, in tokens where the name says so."""
@@ -197,19 +202,29 @@ class Scheduler:
         self.check_fits(request)
         numbers = range(self._next_number, self._next_number + request.choices)
         self._next_number = numbers.stop
+        given = request.given or (0,) * request.choices
         choices = [
-            Sequence(n, now, request, choice, request.prompt_tokens, hashes=list(request.hashes))
+            Sequence(n, now, request, choice, request.prompt_tokens + given[choice], hashes=list(request.hashes))
             for choice, n in enumerate(numbers)
         ]
-        first, *others = choices
-        first.siblings, first.arrived = others, request.arrived_tokens
-        for other in others:
-            other.stage = Stage.FORK_WAITING
         self.live.update(zip(numbers, choices, strict=True))
         self._numbers[request.id] = list(numbers)
-        self.waiting.put(first)
+        self._queue(choices)
         self.changes += 1
         return tuple(numbers)
+
+    def _queue(self, choices: list[Sequence]) -> None:
+        """Choices that have output already differ: each computes its own, as after a preemption. Others are forked."""
+        first, *others = choices
+        first.arrived = first.request.arrived_tokens
+        self.waiting.put(first)
+        if first.request.given:
+            for other in others:
+                self.waiting.put(other)
+            return
+        first.siblings = others
+        for other in others:
+            other.stage = Stage.FORK_WAITING
 
     def check_fits(self, request: Request) -> None:
         """Raises as `add` does; changes nothing."""
@@ -218,6 +233,8 @@ class Scheduler:
         sizes = (request.prompt_tokens, request.max_tokens, request.choices)
         if min(sizes) < 1 or not 0 <= request.arrived_tokens < request.prompt_tokens:
             raise ValueError(f"prompt, answer and choices: at least one token each, and one left to compute: {request}")
+        if request.given and (len(request.given) != request.choices or not _in_range(request)):
+            raise ValueError(f"given: a count below max_tokens for each choice, and no KV from elsewhere: {request}")
         total = request.prompt_tokens + request.max_tokens
         sum_ = f"prompt of {request.prompt_tokens} + max_tokens of {request.max_tokens} = {total} tokens"
         if total > self.config.max_model_len:

@@ -9,14 +9,44 @@ from typing import Literal, NoReturn, Protocol
 import msgspec
 
 from twostep.core.request import FinishReason
-from twostep.engine.outputs import Event, RequestOutput
+from twostep.engine.outputs import ChoiceEnd, Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.timing.meter import Measured
 from twostep.errors import TwostepError
 
 
+class ChoiceSoFar(msgspec.Struct, frozen=True):
+    """What was received of one choice of a request that streams."""
+
+    token_ids: tuple[int, ...] = ()
+    token_ns: tuple[int, ...] = ()
+    """When each arrived."""
+    characters: int = 0
+    """Of its text."""
+    packed_logprobs: tuple[bytes, ...] = ()
+    """As in the deltas, in their order; none if not requested."""
+    ended: ChoiceEnd | None = None
+    """If its end was received too."""
+    ended_ns: int = 0
+
+
+class RequestSoFar(msgspec.Struct, frozen=True):
+    """What is known of a request whose engine died. Times are `monotonic_ns`."""
+
+    engines: tuple[tuple[int, int], ...]
+    """For each engine that died: when the request was submitted to it, and when it was found dead."""
+    choices: tuple[ChoiceSoFar, ...] = ()
+    """All of them, in order; none if nothing was received."""
+    cached_tokens: int | None = None
+    """Of the prompt, by the first engine; None if its first token was not received."""
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """A request. With `stream` its text comes in deltas. Only requests of the same `cache_salt` share KV."""
+    """A request. With `stream` its text comes in deltas. Only requests of the same `cache_salt` share KV.
+
+    With `so_far`, what comes continues what was received: no text, token or end comes twice. The output is whole. The
+    parameters need the seed that they had.
+    """
 
     id: str
     prompt: Sequence[int]
@@ -24,6 +54,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     priority: int = 0
     stream: bool = False
     cache_salt: str = ""
+    so_far: RequestSoFar | None = None
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
@@ -88,14 +119,17 @@ class Worker(msgspec.Struct, frozen=True):
     """For how long it has had requests and ended no step; without requests 0."""
     snapshot: Snapshot | None = None
     """As of its last message, also after it failed; None before the first."""
+    resumed: int = 0
+    """Requests of a part that failed that were given to this one."""
 
 
 class Backend(Protocol):
     """Serves one model. All methods are for one event loop.
 
     For each request the events come in order: `Accepted` first, if it streams; then its `Delta`s, if it streams; last
-    its `RequestOutput`. If a part of the backend fails, the requests on it raise `EngineDiedError`; other requests are
-    not affected, and parts that can be replaced are.
+    its `RequestOutput`. A part of the backend that fails is replaced if it can be, and the requests on it go on: their
+    events are those of an undisturbed run, apart from their times. If it cannot be, or failed repeatedly with the same
+    request, they raise `EngineDiedError`.
     """
 
     @property
@@ -118,11 +152,12 @@ class Backend(Protocol):
         """Starts the backend and replaces parts that fail, until it is cancelled. Requests are served until `stop`.
 
         `on_ready` is called once, when the phase is "ready" for the first time. Raises `TwostepError` if the first
-        start fails, `EngineDiedError` if the backend has failed for good, or a part failed after `drain`.
+        start fails, `EngineDiedError` if the backend has failed for good, or a part failed after the last request that
+        was under way at `drain`.
         """
 
     def drain(self) -> None:
-        """The requests under way are the last: parts that fail are not replaced any more."""
+        """The requests under way are the last: parts that fail are replaced only for them."""
 
     async def stop(self) -> None:
         """Ends everything that the backend started. Requests under way raise `EngineDiedError`."""
@@ -134,12 +169,13 @@ class Backend(Protocol):
         of no other request whose output has not arrived.
 
         Closing the generator earlier cancels the requests that have none; their outputs go to `on_late_output`. Raises
-        `TwostepError` if one is refused, which cancels the others, and `EngineDiedError` if a part with one of them
-        fails, or no part is up.
+        `TwostepError` if one is refused, which cancels the others, and `EngineDiedError` if the backend has failed, or
+        one may be the cause of failures.
         """
 
     def cancel(self, id: str) -> None:
-        """Ends a request early: its output comes soon, with what was generated so far. Unknown ids are ignored."""
+        """Ends a request early: its output comes soon, while a part is replaced as soon as that is ready, with what was
+        generated so far. Unknown ids are ignored."""
 
     def workers(self) -> Sequence[Worker]:
         """The parts that run steps, always in the same order. Does not wait for them."""

@@ -10,9 +10,10 @@ from twostep.core.request import BLOCK_TOKENS, FinishReason
 from twostep.engine.outputs import ChoiceEnd, ChoiceOutput, Delta, Event, RequestOutput, Timeline
 from twostep.engine.outputs import FinishReason as FinishName
 from twostep.engine.params import SamplingParams
+from twostep.engine.resumption import Begun, Resumption
 from twostep.engine.text.answer import Answer
 from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
-from twostep.engine.text.text_stream import NoText, TextStream
+from twostep.engine.text.text_stream import NoText, TextStream, text_stream
 from twostep.engine.timing.timekeeper import StepEnd, Timekeeper, Times
 from twostep.errors import SamplingError
 from twostep.model.tokenizer import Tokenizer
@@ -24,7 +25,8 @@ class _Choice:
     end."""
 
     request: "_Request"
-    index: int
+    place: int
+    """Among the choices that the scheduler has of the request."""
     answer: Answer
     stream: TextStream | NoText
     times: Times
@@ -33,6 +35,11 @@ class _Choice:
     pushed: int = 0
     """Output tokens that `stream` has got."""
     error: str | None = None
+
+    @property
+    def index(self) -> int:
+        """Among all choices of the request."""
+        return self.answer.choice
 
 
 @dataclass
@@ -61,18 +68,39 @@ class Collector:
         self,
         id_: str,
         prompt: Sequence[int],
+        params: SamplingParams,
         answers: dict[int, Answer],
         arrival_ns: int,
         *,
         streams: bool,
+        resumption: Resumption | None = None,
     ) -> None:
-        """Adds a queued request with these answers by sequence number."""
-        params = next(iter(answers.values())).params
+        """Adds a queued request with these answers by sequence number: those of its choices that have not ended."""
         request = _Request(id_, prompt, params, streams, len(answers))
+        if resumption is not None:
+            self._resume(request, answers, arrival_ns, resumption)
+            return
         all_times = self.times.follow(answers, arrival_ns)
-        for index, (number, times) in enumerate(zip(answers, all_times, strict=True)):
-            stream = TextStream(self._tokenizer, params) if self._tokenizer else NoText()
-            self._choices[number] = _Choice(request, index, answers[number], stream, times)
+        for place, (number, times) in enumerate(zip(answers, all_times, strict=True)):
+            stream = text_stream(self._tokenizer, params)
+            self._choices[number] = _Choice(request, place, answers[number], stream, times)
+
+    def _resume(self, request: _Request, answers: dict[int, Answer], arrival_ns: int, resumption: Resumption) -> None:
+        """Choices that an engine had begun before it died go on with their text and times."""
+        request.cached_tokens = resumption.so_far.cached_tokens
+        request.done = resumption.done
+        self.events += resumption.deltas
+        begun = [resumption.begun.get(answer.choice) or self._begun(request) for answer in answers.values()]
+        all_times = self.times.resume(answers, arrival_ns, resumption, [one.token_ns for one in begun])
+        for place, (number, times, one) in enumerate(zip(answers, all_times, begun, strict=True)):
+            choice = _Choice(request, place, answers[number], one.stream, times, one.logprobs, [one.text])
+            choice.pushed = len(one.token_ns)
+            self._choices[number] = choice
+        if not answers:
+            self._output(request)
+
+    def _begun(self, request: _Request) -> Begun:
+        return Begun(text_stream(self._tokenizer, request.params))
 
     def refused(self, id_: str, prompt: Sequence[int], why: str, now: int) -> None:
         """Adds the output of a request that could not be queued."""
@@ -120,7 +148,7 @@ class Collector:
         """Keeps the prefix-cache hit of each request's first admission."""
         for admission in admissions:
             choice = self._choices.get(admission.number)
-            if choice and choice.index == 0 and choice.request.cached_tokens is None:
+            if choice and choice.place == 0 and choice.request.cached_tokens is None:
                 choice.request.cached_tokens = admission.cached * BLOCK_TOKENS
 
     # --- tokens ---------------------------------------------------------------------------------------------------
@@ -144,11 +172,12 @@ class Collector:
             known = choice.request.params.logprobs is not None
             packed = choice.logprobs.to_bytes(choice.pushed, choice.pushed + delta.tokens) if known else b""
             tokens = tuple(new[: delta.tokens])
-            self.events.append(Delta(choice.request.id, choice.index, delta.text, tokens, packed))
+            cached = None if choice.pushed else choice.request.cached_tokens
+            self.events.append(Delta(choice.request.id, choice.index, delta.text, tokens, packed, None, cached))
         choice.pushed += delta.tokens
         if delta.stop is not None:
             self._complete(number, choice, "stop", delta.stop, now)
-            self._abort(Abort(choice.request.id, choice.index))
+            self._abort(Abort(choice.request.id, choice.place))
 
     # --- ends -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +219,11 @@ class Collector:
         request.done.append(output)
         request.open_choices -= 1
         if request.open_choices == 0:
-            choices = tuple(sorted(request.done, key=lambda done: done.index))
-            self.events.append(RequestOutput(request.id, request.prompt, choices, request.cached_tokens or 0))
+            self._output(request)
         elif request.streams:
-            self.events.append(Delta(request.id, choice.index, "", (), ended=ChoiceEnd(reason, stop)))
+            ended = ChoiceEnd(reason, stop, choice.error)
+            self.events.append(Delta(request.id, choice.index, "", (), ended=ended))
+
+    def _output(self, request: _Request) -> None:
+        choices = tuple(sorted(request.done, key=lambda done: done.index))
+        self.events.append(RequestOutput(request.id, request.prompt, choices, request.cached_tokens or 0))

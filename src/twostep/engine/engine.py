@@ -4,7 +4,7 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from platform import machine, python_version
 from time import monotonic_ns
@@ -18,14 +18,17 @@ from twostep.core.plan import Finished, Resolved, Step, StepResult
 from twostep.core.request import Request, blocks_for
 from twostep.core.scheduler import NeverFitsError
 from twostep.engine import build
+from twostep.engine.backend import RequestSoFar
 from twostep.engine.collector import Collector
 from twostep.engine.other_servers import Registration, Registry
 from twostep.engine.outputs import Event, RequestOutput
 from twostep.engine.params import SamplingParams
 from twostep.engine.profiles import profile_for
+from twostep.engine.resumption import Resumer, Resumption
 from twostep.engine.step.executor import KernelExecutor
 from twostep.engine.text.answer import Answer, Vocabulary
 from twostep.engine.text.constraint import Grammars
+from twostep.engine.text.text_stream import text_stream
 from twostep.engine.timing.meter import Measured
 from twostep.engine.timing.timekeeper import StepEnd
 from twostep.errors import ContextLengthError, InvalidParameterError, UnsupportedError
@@ -43,9 +46,13 @@ class Submission:
 
     request: Request
     prompt: Sequence[int]
+    params: SamplingParams
     answers: Sequence[Answer]
-    """One for each choice; created before the request is queued, so that a failure affects no other request."""
+    """One for each choice to compute; created before the request is queued, so that a failure affects no other
+    request."""
     streams: bool
+    resumption: Resumption | None = None
+    """Of a request whose engine died."""
 
 
 class LoopIo:
@@ -59,9 +66,12 @@ class LoopIo:
         self._began_ns = 0
 
     def submit(self, submission: Submission) -> None:
-        """Puts a request into the inbox."""
-        self._submitted[submission.request.id] = submission
-        self._inbox.append(submission.request)
+        """Puts a request into the inbox, unless all its choices have ended."""
+        if submission.answers:
+            self._submitted[submission.request.id] = submission
+            self._inbox.append(submission.request)
+        else:
+            self._follow(submission, {}, self.now())
 
     def command(self, command: Command) -> None:
         """Puts a command into the inbox."""
@@ -86,7 +96,12 @@ class LoopIo:
         answers = dict(zip(numbers, submission.answers, strict=True))
         for number, answer in answers.items():
             self._executor.add(number, answer)
-        self.collector.follow(request.id, submission.prompt, answers, now, streams=submission.streams)
+        self._follow(submission, answers, now)
+
+    def _follow(self, one: Submission, answers: dict[int, Answer], now: int) -> None:
+        self.collector.follow(
+            one.request.id, one.prompt, one.params, answers, now, streams=one.streams, resumption=one.resumption
+        )
 
     def refused(self, request: Request, why: str, now: int) -> None:
         submission = self._submitted.pop(request.id)
@@ -142,7 +157,7 @@ class Engine:
         self.profile = profile_for(model, config)
         self.cost = self.profile.cost_model()
         self.scheduler = build.scheduler(self.settings, self.cost)
-        tokenizer = None if config.skip_tokenizer_init else model.tokenizer
+        tokenizer = self._tokenizer = None if config.skip_tokenizer_init else model.tokenizer
         self._vocabulary = Vocabulary(model.network.shape.vocab, tokenizer)
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary.rows)
         self._key = secrets.token_bytes(16)
@@ -214,12 +229,14 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         stream: bool = False,
+        so_far: RequestSoFar | None = None,
     ) -> str:
         """Queues a request with these prompt tokens; returns its id.
 
         Only requests with the same `cache_salt` share KV. With `stream` the text is also returned in `Delta`s.
-        Raises `InvalidParameterError` for an empty prompt, a token outside the vocabulary, a prompt and answer longer
-        than the context or the cache, or an id in use.
+        `so_far`: of a request whose engine died; it is continued, see `Submit`. Raises `InvalidParameterError` for an
+        empty prompt, a token outside the vocabulary, a prompt and answer longer than the context or the cache, an id in
+        use, or a `so_far` that does not belong to the request.
         """
         self._owner.check()
         self._check_params(params)
@@ -238,9 +255,13 @@ class Engine:
             choices=params.n,
         )
         self._check_fits(request)
-        answers = self._answers(request, tokens, params.seeded(), root)
+        params = params.seeded()
+        resumption = None if so_far is None else self._resumer(request, params, stream).resumed(so_far, self._io.now())
+        answers = self._answers(request, tokens, params, root)
+        if resumption is not None and so_far is not None and so_far.choices:
+            request, answers = _open_choices(request, answers, so_far, resumption)
         self._open.add(id_)
-        self._io.submit(Submission(request, tokens, answers, stream))
+        self._io.submit(Submission(request, tokens, params, answers, stream, resumption))
         return id_
 
     def abort(self, id: str) -> None:
@@ -393,6 +414,18 @@ class Engine:
                 raise InvalidParameterError(problem, "structured")
             self._grammars.check(params.structured)
 
+    def _resumer(self, request: Request, params: SamplingParams, stream: bool) -> Resumer:
+        return Resumer(
+            id=request.id,
+            prompt_tokens=request.prompt_tokens,
+            params=params,
+            max_tokens=request.max_tokens,
+            stop_ids=params.stop_ids(self._vocabulary.eos_ids),
+            vocabulary=self._vocabulary.tokens,
+            make_stream=lambda: text_stream(self._tokenizer, params),
+            streams=stream,
+        )
+
     def _answers(self, request: Request, tokens: list[int], params: SamplingParams, root: bytes) -> list[Answer]:
         """One for each choice."""
         hashes = request.hashes if self.config.enable_prefix_caching else None
@@ -410,3 +443,16 @@ class Engine:
             )
             for choice in range(request.choices)
         ]
+
+
+def _open_choices(
+    request: Request, answers: list[Answer], so_far: RequestSoFar, resumption: Resumption
+) -> tuple[Request, list[Answer]]:
+    """Those that have not ended, with the tokens that they had; a choice that had none before others had some begins
+    for itself."""
+    open_ = sorted(resumption.begun)
+    for index in open_:
+        answers[index].resume(so_far.choices[index].token_ids)
+    given = tuple(len(so_far.choices[index].token_ids) for index in open_)
+    asked = replace(request, choices=max(1, len(open_)), given=given if any(given) else ())
+    return asked, [answers[index] for index in open_]

@@ -83,6 +83,21 @@ class PreemptionTime:
 
 
 @dataclass(frozen=True)
+class LostTime:
+    """A span of a sequence on an engine that died, of which only its tokens are known: their times are those of their
+    arrival at the engine's owner."""
+
+    start_ns: int
+    """When the request was submitted to that engine."""
+    end_ns: int
+    """When the engine was found dead, or the sequence had ended before."""
+    resumed_ns: int
+    """When the next engine received the request; `end_ns` if the sequence had ended."""
+    tokens_lost: int
+    """Tokens that had certainly been computed, and whose KV is lost."""
+
+
+@dataclass(frozen=True)
 class Timeline:
     """Times of the events of one choice, in integer nanoseconds of one clock. Derived times are in seconds, or None if
     the event did not happen.
@@ -92,7 +107,7 @@ class Timeline:
 
     arrival_ns: int
     first_scheduled_ns: int | None = None
-    """Start of the first step that computed one of its tokens."""
+    """Start of the first step that computed one of its tokens; None also if that was on an engine that died."""
     chunks: tuple[ChunkTime, ...] = ()
     """Steps that computed known tokens, in order; decodes are not among them."""
     token_ns: tuple[int, ...] = ()
@@ -103,12 +118,19 @@ class Timeline:
     """Why it was not scheduled at once, after the step that ran when it arrived."""
     decodes: tuple[DecodeTime, ...] = ()
     """In order: one, and another after each preemption."""
+    lost: tuple[LostTime, ...] = ()
+    """Spans on engines that died, before all others."""
 
     def __repr__(self) -> str:
         """Short, because users print outputs."""
         times = {"queue": self.queue_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "e2e": self.e2e_s}
         said = [f"{name} {1000 * seconds:.1f} ms" for name, seconds in times.items() if seconds is not None]
         return f"<Timeline: {', '.join([*said, f'{len(self.preemptions)} preemptions'])}>"
+
+    @property
+    def began_elsewhere(self) -> bool:
+        """Whether its first token came from an engine that died."""
+        return any(one.tokens_lost for one in self.lost)
 
     @property
     def queue_s(self) -> float | None:
@@ -187,10 +209,11 @@ class RequestOutput:
 
 
 class ChoiceEnd(NamedTuple):
-    """How a choice ended while others of its request continue. Both fields as in `ChoiceOutput`."""
+    """How a choice ended while others of its request continue. The fields as in `ChoiceOutput`."""
 
     finish_reason: FinishReason
     stop_reason: str | int | None
+    error: str | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
@@ -205,6 +228,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     ended: ChoiceEnd | None = None
     """Set in the last delta of a choice, which has no text or tokens; the last choice of a request has none, its end
     is in the `RequestOutput`."""
+    cached_tokens: int | None = None
+    """As in `RequestOutput`; set in the first delta of a choice that has a token."""
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs]:

@@ -169,7 +169,7 @@ def _whole(lines: Sequence[Timeline], received_ns: int | None) -> Timeline:
     ends = (min(token_ns[0] for token_ns in begun), max(token_ns[-1] for token_ns in begun)) if begun else ()
     return Timeline(
         arrival_ns=min(line.arrival_ns for line in lines) if received_ns is None else received_ns,
-        first_scheduled_ns=min(scheduled, default=None),
+        first_scheduled_ns=None if any(line.began_elsewhere for line in lines) else min(scheduled, default=None),
         token_ns=ends,
     )
 
@@ -253,7 +253,7 @@ class Chunks:
         """Returns the chunks for new output of a choice; empty if there is nothing to show. `prompt` is the index of
         the prompt. The first token of a choice always yields a chunk."""
         if delta.ended:
-            return b"".join(map(self._chunk, self._end(prompt, delta.index, *delta.ended)))
+            return b"".join(map(self._chunk, self._end(prompt, delta.index, *delta.ended[:2])))
         choice = self._choice(prompt, delta.index)
         self._sent_tokens += len(delta.token_ids)
         piece, *more = choice.pieces(delta.text)

@@ -6,7 +6,8 @@ turn of the loop: `[times, before, during, result, plan]`, or `[times, before]` 
     times     ns; each reading of the clock by the loop, as difference to the previous one
     before    requests and aborts received before the step was planned, in order
     during    requests and aborts received while the step ran
-    request   ["+", id, prompt tokens, max tokens, hashes, priority, choices, arrived tokens]
+    request   ["+", id, prompt tokens, max tokens, hashes, priority, choices, arrived tokens], and if another scheduler
+              was serving it, a list of the output tokens that each choice has
     abort     ["-", id, choice or null]
     result    [ns, [[sequence, tokens, finished or null, drafts], ...], [[sequence, hashes], ...], failed, starved ns]
     hashes    base64 of all hashes, concatenated
@@ -48,7 +49,8 @@ def encode_command(command: Command) -> list[object]:
         return ["-", *command]
     c = command
     hashes = _encode_hashes(c.hashes)
-    return ["+", c.id, c.prompt_tokens, c.max_tokens, hashes, c.priority, c.choices, c.arrived_tokens]
+    given = [c.given] if c.given else []
+    return ["+", c.id, c.prompt_tokens, c.max_tokens, hashes, c.priority, c.choices, c.arrived_tokens, *given]
 
 
 def decode_command(value: object) -> Command:
@@ -60,7 +62,8 @@ def decode_command(value: object) -> Command:
     wrong("command", value, 'a request ["+", ...] or an abort ["-", id, choice]')
 
 
-def _decode_request(value: object) -> Request:
+def _decode_request(value: list[object]) -> Request:
+    given = value.pop() if len(value) == 8 else []
     id_, prompt_tokens, max_tokens, hashes, priority, choices, arrived_tokens = record(value, "request", 7)
     return Request(
         text(id_, "request: id"),
@@ -70,6 +73,7 @@ def _decode_request(value: object) -> Request:
         whole(priority, "request: priority", None),
         whole(choices, "request: choices", 1),
         whole(arrived_tokens, "request: arrived tokens"),
+        wholes(many(given, "request: given"), "request: given"),
     )
 
 

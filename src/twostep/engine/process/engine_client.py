@@ -4,17 +4,16 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, monotonic_ns
 from typing import Self
 
 from twostep.config.configs import EngineConfig
-from twostep.engine.backend import Accepted, Capabilities, Snapshot, Submit
-from twostep.engine.outputs import Event, RequestOutput
+from twostep.engine.backend import Capabilities, Snapshot
 from twostep.engine.process.engine_process import EngineProcess
-from twostep.engine.process.messages import Cancel, Failed, FromEngine, Load, Ping, Ready, Refused, StepEnded, ToEngine
+from twostep.engine.process.messages import Cancel, Failed, FromEngine, Load, Ping, Ready, StepEnded, ToEngine
+from twostep.engine.process.open_requests import OpenRequests
 from twostep.engine.process.wire import FROM_ENGINE, Frames, WireError, framed
 from twostep.errors import EngineDiedError, TwostepError
 from twostep.processes import Owner
@@ -27,39 +26,13 @@ LONGEST_LINE = 1 << 16
 """Bytes of a line of the engine's output; a longer one is split."""
 STALL_CHECK_S = 1.0
 """How often an engine with requests is asked for a snapshot."""
-TURN_S = 0.001
-"""How long a caller may take events without a pause, while other requests' tokens wait."""
-
-OnLateOutput = Callable[[RequestOutput], None]
-
-
-class _Inbox:
-    """The events of one caller's requests that it has not taken yet."""
-
-    def __init__(self) -> None:
-        self.events: asyncio.Queue[Event | Accepted | TwostepError] = asyncio.Queue()
-        self._waited_s = monotonic()
-
-    async def next(self) -> Event | Accepted:
-        """The next event; raises an error that arrived instead. Lets other tasks of the event loop run after `TURN_S`
-        without a wait: a step of a request with 128 choices gives 128 events."""
-        if self.events.empty():
-            event = await self.events.get()
-            self._waited_s = monotonic()
-        else:
-            if monotonic() - self._waited_s > TURN_S:
-                await asyncio.sleep(0)
-                self._waited_s = monotonic()
-            event = self.events.get_nowait()
-        if isinstance(event, TwostepError):
-            raise event
-        return event
 
 
 class EngineClient(asyncio.Protocol):
     """Owns the process. All methods are for the event loop that `start` ran in; asyncio calls those at the end."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", requests: OpenRequests) -> None:
+        """`requests` get the events; they outlive this engine."""
         self.capabilities: Capabilities
         """Set when `start` returns."""
         self.snapshot: Snapshot | None = None
@@ -67,14 +40,12 @@ class EngineClient(asyncio.Protocol):
         self.last_message_s = monotonic()
         """When the last message arrived."""
         self.died: EngineDiedError | None = None
-        """How the process ended; set once every caller was told."""
+        """How the process ended."""
         self._process = process
         self._owner = Owner("this engine's client")
         self._transport: asyncio.WriteTransport
         self._frames = Frames(FROM_ENGINE)
-        self._open: dict[str, _Inbox] = {}
-        self._late: dict[str, OnLateOutput] = {}
-        """Requests that nobody follows any more, until their outputs arrive."""
+        self._requests = requests
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._failure: TwostepError | None = None
         """The reason that the engine itself gave for its end."""
@@ -84,14 +55,16 @@ class EngineClient(asyncio.Protocol):
         self._stall = _Stall()
 
     @classmethod
-    async def start(cls, path: Path, config: EngineConfig, started: EngineProcess | None = None) -> Self:
+    async def start(
+        cls, path: Path, config: EngineConfig, requests: OpenRequests, started: EngineProcess | None = None
+    ) -> Self:
         """Starts the process, unless it is `started` already, and waits until the model is loaded.
 
         Raises `TwostepError` if it cannot be loaded.
         """
         process, ours = (started or EngineProcess()).take()
         loop = asyncio.get_running_loop()
-        _, client = await loop.create_connection(lambda: cls(process), sock=ours)
+        _, client = await loop.create_connection(lambda: cls(process, requests), sock=ours)
         try:
             await loop.connect_read_pipe(lambda: client._output, process.stdout)
             client._send(Load.of(path, config))
@@ -107,50 +80,21 @@ class EngineClient(asyncio.Protocol):
         return self._process.pid
 
     @property
-    def outstanding(self) -> int:
-        """Requests whose events somebody follows."""
-        return len(self._open)
-
-    @property
     def stalled_s(self) -> float:
         """For how long there have been requests and no step has ended, as of the last message; without requests 0."""
-        return self._stall.seconds(self.snapshot.steps if self.snapshot else 0, self.outstanding)
+        return self._stall.seconds(self.snapshot.steps if self.snapshot else 0, self._requests.followed)
 
-    async def submit(
-        self, requests: Sequence[Submit], on_late_output: OnLateOutput
-    ) -> AsyncGenerator[Event | Accepted]:
-        """See `Backend.submit`."""
+    def submit(self, frame: bytearray) -> bool:
+        """Sends a `Submit`, see `framed`; False if the process is known to have ended."""
         self._owner.check()
-        if self.died:
-            raise self.died
-        frames = [framed(request) for request in requests]  # all or none: one may be impossible to send
-        inbox = _Inbox()
-        left = {request.id for request in requests}
-        self._open.update(dict.fromkeys(left, inbox))
-        try:
-            for frame in frames:
-                self._transport.write(frame)
-            while left:
-                event = await inbox.next()
-                if isinstance(event, RequestOutput):
-                    left.remove(event.id)
-                    del self._open[event.id]
-                yield event
-        finally:
-            self._leave(left, on_late_output)
+        if up := self._ending is None:
+            self._transport.write(frame)
+        return up
 
-    def _leave(self, ids: Iterable[str], on_late_output: OnLateOutput) -> None:
-        """Nobody follows these any more."""
-        for id_ in ids:
-            del self._open[id_]
-            if not self.died:
-                self._late[id_] = on_late_output
-                self._send(Cancel(id_))
-
-    def cancel(self, id: str) -> None:
+    def cancel(self, id_: str) -> None:
         """See `Backend.cancel`."""
-        if id in self._open and not self.died:
-            self._send(Cancel(id))
+        if self._ending is None:
+            self._send(Cancel(id_))
 
     def ping(self) -> None:
         """Asks for a snapshot: `last_message_s` tells when it arrived."""
@@ -165,7 +109,7 @@ class EngineClient(asyncio.Protocol):
         asked_s = 0.0
         while not self._ended.is_set():
             _ = self.stalled_s
-            if self.outstanding and self.last_message_s >= asked_s:
+            if self._requests.followed and self.last_message_s >= asked_s:
                 asked_s = monotonic()
                 self.ping()
             with suppress(TimeoutError):
@@ -213,7 +157,8 @@ class EngineClient(asyncio.Protocol):
         self._ending = asyncio.get_running_loop().create_task(self._end())
 
     def _receive(self, message: FromEngine) -> None:
-        self.last_message_s = monotonic()
+        now_ns = monotonic_ns()
+        self.last_message_s = now_ns / 1e9
         match message:
             case Ready() if not self._ready.done():
                 self._ready.set_result(message)
@@ -222,30 +167,19 @@ class EngineClient(asyncio.Protocol):
             case StepEnded(events, snapshot):
                 self.snapshot = snapshot
                 for event in events:
-                    self._route(event)
+                    self._requests.deliver(event, now_ns)
 
     def _fail(self, error: TwostepError) -> None:
         self._failure = error
         if not self._ready.done():
             self._ready.set_exception(error)
 
-    def _route(self, event: Event | Refused | Accepted) -> None:
-        if inbox := self._open.get(event.id):
-            inbox.events.put_nowait(event.error.error() if isinstance(event, Refused) else event)
-        elif isinstance(event, RequestOutput) and (on_late_output := self._late.pop(event.id, None)):
-            on_late_output(event)
-        elif isinstance(event, Refused):
-            self._late.pop(event.id, None)
-
     async def _end(self) -> None:
-        """Tells every caller. A process that lives on without its socket is killed."""
+        """A process that lives on without its socket is killed."""
         status = await self._reap(GRACE_S)
         self.died = EngineDiedError(f"the engine's process {self.pid} {_how_it_ended(status, self._failure)}")
         if not self._ready.done():
             self._ready.set_exception(self.died)
-        for inbox in self._open.values():
-            inbox.events.put_nowait(self.died)
-        self._late.clear()
         self._ended.set()
 
 

@@ -130,6 +130,7 @@ class EngineHost:
                 priority=request.priority,
                 stream=stream,
                 cache_salt=request.cache_salt,
+                so_far=request.so_far,
             )
         except TwostepError as error:
             self._replies.append(Refused(id_, ErrorData.of(error)))

@@ -15,7 +15,7 @@ from twostep.engine.process.messages import FromEngine, Message, ToEngine
 from twostep.engine.text.packed_logprobs import PackedLogprobs
 from twostep.errors import InvalidParameterError, TwostepError
 
-VERSION = 1
+VERSION = 2
 """Of the format. It changes with the header and with every message that an older reader would misread."""
 MAX_MESSAGE_BYTES = 1 << 30
 """Longest message, without its header: some millions of output tokens with 20 log-probabilities each."""

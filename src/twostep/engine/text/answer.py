@@ -61,6 +61,12 @@ class Answer:
         self._root = root
         self._constraint = constraint
 
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Adds output that was sampled before, by another engine: what follows depends on nothing else."""
+        end = self.known + len(token_ids)
+        self.tokens[self.known : end] = token_ids
+        self.known = end
+
     @property
     def output(self) -> Ints:
         """Output tokens so far; a view."""

@@ -163,6 +163,11 @@ class TextStream:
         return (text + stop if stop and self._shows_stop else text), stop
 
 
+def text_stream(tokenizer: Tokenizer | None, params: SamplingParams) -> "TextStream | NoText":
+    """The text of a new choice; there is none without a tokenizer."""
+    return TextStream(tokenizer, params) if tokenizer else NoText()
+
+
 class NoText:
     """Replaces `TextStream` without a tokenizer: there is no text."""
 

@@ -3,13 +3,14 @@
 Memory grows with chunks and preemptions, and by one number per token; decodes are differences of running totals.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from twostep.core.cost import CostModel
 from twostep.core.plan import Chunk, Preemption, Resolved, Step, StepResult
-from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, Timeline, WaitTime
+from twostep.engine.outputs import ChunkTime, DecodeTime, LostTime, PreemptionTime, Timeline, WaitTime
+from twostep.engine.resumption import Resumption
 from twostep.engine.step.executor import Given
 from twostep.engine.timing.meter import Reading, StepMeter
 from twostep.engine.timing.queueing import QueueWatch, Wait
@@ -46,18 +47,21 @@ class Times:
     preemptions: list[PreemptionTime] = field(default_factory=list)
     kernel_ns: int = 0
     """Total at the end of the last step with one of its tokens; time since then is of steps without it."""
+    lost: tuple[LostTime, ...] = ()
+    """Spans on engines that died."""
 
     def timeline(self, finish_ns: int) -> Timeline:
         """The times so far, as values."""
         return Timeline(
-            arrival_ns=self.arrival_ns,
-            first_scheduled_ns=self.first_scheduled_ns,
+            arrival_ns=self.lost[0].start_ns if self.lost else self.arrival_ns,
+            first_scheduled_ns=None if any(one.tokens_lost for one in self.lost) else self.first_scheduled_ns,
             chunks=tuple(self.chunks),
             token_ns=tuple(self.token_ns),
             preemptions=tuple(self.preemptions),
             finish_ns=finish_ns,
             waits=self.waits,
             decodes=tuple(self.decodes),
+            lost=self.lost,
         )
 
 
@@ -77,6 +81,21 @@ class Timekeeper:
         first.wait = self._queue.begin(arrival_ns)
         attached += others
         return [first, *others]
+
+    def resume(
+        self, numbers: Collection[int], arrival_ns: int, resumption: Resumption, token_ns: Sequence[Sequence[int]]
+    ) -> list[Times]:
+        """As `follow`, for the choices of a request whose engine died: with the times of the tokens that they had. If
+        none had any, they begin together as those of a new request."""
+        if any(token_ns):
+            followed = [self._times.setdefault(number, Times(arrival_ns, [])) for number in numbers]
+            for times in followed:
+                times.wait = self._queue.begin(arrival_ns)
+        else:
+            followed = self.follow(numbers, arrival_ns) if numbers else []
+        for times, had_ns in zip(followed, token_ns, strict=True):
+            times.token_ns, times.lost = list(had_ns), resumption.lost(had_ns, arrival_ns)
+        return followed
 
     def finish(self, number: int, finish_ns: int) -> Timeline:
         """The sequence has ended; returns its timeline."""

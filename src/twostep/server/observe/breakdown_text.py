@@ -134,6 +134,10 @@ def _title(line: Json) -> str:
         return f"decode, {plural(line['tokens'], 'token')}, one per step"
     if what == "preempted":
         return f"preempted, {plural(line['lost_tokens'], 'computed token')} lost: {line['why']}"
+    if what == "engine restarted":
+        return f"{what}, {plural(line['lost_tokens'], 'computed token')} lost"
+    if "lost" in line["parts_ns"]:
+        return f"{what}, {plural(line['tokens'], 'token')}" if line["tokens"] else str(what)
     if "last_prompt" in line:
         return f"{what}: prompt {line['last_prompt']}, choice {line['last_index']} ended last"
     return str(what)

@@ -21,7 +21,8 @@ Parts = dict[str, int]
 front: reading and tokenizing; form: checking the schema or grammar of structured output; queue: waiting for a slot or
 for a step's token budget; blocks: waiting for KV blocks; prefill and decode: kernels, in steps with tokens of the
 sequence; others: kernels, in steps without, while it had a slot; host: planning steps and processing their results;
-preempted: waiting after a preemption, and recomputing what was lost; answers: waiting, at its end, for the reply's
+preempted: waiting after a preemption, and recomputing what was lost; lost: on an engine that died, whose records are
+lost; restart: until another engine had the request; answers: waiting, at its end, for the reply's
 other choices; send: detokenizing and sending.
 """
 
@@ -186,13 +187,33 @@ def _lines(reply: Reply, choice: ChoiceOutput, last: _End) -> Iterator[Line]:
     yield _plain("received and tokenized", reply.received_ns, read_ns, "front")
     yield _plain("structured output checked", read_ns, reply.submitted_ns, "form")
     yield _plain("passed to the engine, between two steps", reply.submitted_ns, line.arrival_ns, "queue")
-    if line.first_scheduled_ns is None:
-        yield _queued(line.arrival_ns, finish_ns, line.waits, choice.index)
+    yield from _lost(line)
+    arrival_ns, scheduled_ns = line.arrival_ns, line.first_scheduled_ns
+    if line.lost:
+        arrival_ns, scheduled_ns = line.lost[-1].resumed_ns, line.chunks[0].start_ns if line.chunks else None
+    if scheduled_ns is None:
+        yield _queued(arrival_ns, finish_ns, line.waits, choice.index)
     else:
-        yield _queued(line.arrival_ns, line.first_scheduled_ns, line.waits, choice.index)
-        yield from _served(line, line.first_scheduled_ns, finish_ns)
+        yield _queued(arrival_ns, scheduled_ns, line.waits, choice.index)
+        yield from _served(line, scheduled_ns, finish_ns)
     if reply.sent_ns > finish_ns:
         yield from _answered(finish_ns, reply.sent_ns, last)
+
+
+def _lost(line: Timeline) -> Iterator[Line]:
+    """Two lines for each engine that died: the time on it, cut at the first and the last token so that times until
+    these can be summed up, and the time until another engine had the sequence."""
+    ends = {line.token_ns[0], line.token_ns[-1]} if line.token_ns else set()
+    for one in line.lost:
+        start_ns = one.start_ns
+        for end_ns in sorted({at_ns for at_ns in ends if start_ns < at_ns < one.end_ns} | {one.end_ns}):
+            tokens = sum(start_ns < at_ns <= end_ns for at_ns in line.token_ns)
+            details = {"tokens": tokens}
+            yield Line("on an engine that died", start_ns, end_ns, {"lost": end_ns - start_ns}, details)
+            start_ns = end_ns
+        waited_ns = one.resumed_ns - one.end_ns
+        details = {"lost_tokens": one.tokens_lost}
+        yield Line("engine restarted", one.end_ns, one.resumed_ns, {"restart": waited_ns}, details)
 
 
 def _answered(finish_ns: int, sent_ns: int, last: _End) -> Iterator[Line]:
@@ -207,7 +228,7 @@ def _answered(finish_ns: int, sent_ns: int, last: _End) -> Iterator[Line]:
 def _served(line: Timeline, now: int, finish_ns: int) -> Iterator[Line]:
     """Lines from the first step with a token of the choice to its end."""
     waiting: PreemptionTime | None = None
-    reached = 0
+    reached = max((one.tokens_lost for one in line.lost), default=0)
     items: list[_Item] = [*line.chunks, *line.decodes, *line.preemptions]
     for item in sorted(items, key=_starts):
         if isinstance(item, PreemptionTime):

@@ -213,6 +213,8 @@ def of_workers(workers: Sequence[Worker]) -> Iterator[Family]:
     yield _gauge("engine_up", "1 while the engine's process runs and has loaded the model.", int(_all_up(workers)))
     restarts = sum(worker.restarts for worker in workers)
     yield _counter("engine_restarts_total", "Restarts of an engine that died.", ({}, restarts))
+    resumed = sum(worker.resumed for worker in workers)
+    yield _counter("requests_resumed_total", "Requests that another engine continued.", ({}, resumed))
     snapshots = [_now(worker.snapshot, up=worker.up) for worker in workers if worker.snapshot is not None]
     if snapshots:
         yield from _of_engine(reduce(_sum, snapshots))

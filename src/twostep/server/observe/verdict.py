@@ -26,6 +26,7 @@ LIMITS = {
     "company": "other requests in the batch: their prompts, or their tokens in its prefill steps (estimated)",
     "cores": f"cores: the kernels waited for them because of {NO_CORE} (estimated)",
     "preemption": "preemption: it lost its KV blocks, waited and was recomputed",
+    "restart": "an engine that died: what it did is not known in detail, and another one had to be started",
     "host": "the engine's work between and around the kernels",
     "front": "the front end: tokenizing",
     "form": "the check of its structured output: a new schema or grammar is compiled first, one at a time",
@@ -56,6 +57,7 @@ def _by_limit(lines: Iterable[_Line]) -> dict[str, int]:
     for line in lines:
         parts, details = line.parts, line.details
         for part, limit in (("queue", "queue"), ("blocks", "blocks"), ("preempted", "preemption"), ("host", "host"),
+                            ("lost", "restart"), ("restart", "restart"),
                             ("front", "front"), ("form", "form"), ("answers", "answers"), ("send", "send"),
                             ("others", "company")):  # fmt: skip
             took[limit] += parts.get(part, 0)
