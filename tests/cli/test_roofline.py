@@ -1,15 +1,29 @@
 """`twostep roofline` as a user meets it: its output, its files, and one line for what it cannot answer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from tests.support.calibrated import profile_for
 from twostep.cli.main import main
+from twostep.config.configs import EngineConfig
+from twostep.engine.profiles import identity_of
+from twostep.model.loaded import open_model
+from twostep.perf.machine_profile import write_profile
 
 LLAMA = ("--model", "llama-2-7b")
 STORIES = str(Path(__file__).parent.parent / "data" / "stories260k.gguf")
+
+
+@pytest.fixture(autouse=True)
+def profiles(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of profiles, whatever the user has calibrated."""
+    folder = tmp_path_factory.mktemp("profiles")
+    monkeypatch.setenv("TWOSTEP_PROFILES", str(folder))
+    return folder
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -99,6 +113,24 @@ def test_a_weight_file_is_a_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 own_file = str(Path(__file__).parent.parent / "data" / "hardware.toml")
+
+
+def test_here_has_the_roofs_of_the_latest_profile_of_this_machine(
+    capsys: pytest.CaptureFixture[str], profiles: Path
+) -> None:
+    own = profile_for(identity_of(open_model(Path(STORIES)), EngineConfig()))
+    roofs = own.roofs._replace(int8_ops_per_s=3e12)
+    write_profile(replace(own, roofs=roofs, date="2026-03-04T00:00:00+00:00"), profiles / "b-latest.json")
+    write_profile(own, profiles / "c-earlier.json")
+    write_profile(profile_for(own.identity, cpu="Other"), profiles / "d-of-another-machine.json")
+    (profiles / "e-damaged.json").write_text("{")
+    found = json.loads(shown(capsys, *LLAMA, "--hardware", "here", "--weights", "int8", "--json"))
+    assert found["hardware"]["name"] == own.identity.cpu
+    assert found["hardware"]["peak_operations_per_s"] == 3e12
+    assert found["hardware"]["bandwidth_bytes_per_s"] == 2e10  # weights of 7 GB are beyond the largest measured size
+    assert "measured: the roofs are those of this machine" in shown(
+        capsys, *LLAMA, "--hardware", "here", "--weights", "int8"
+    )
 
 
 def test_own_hardware_is_used_and_named_by_file(capsys: pytest.CaptureFixture[str]) -> None:

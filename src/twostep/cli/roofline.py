@@ -11,6 +11,7 @@ from twostep.errors import InvalidParameterError
 
 if TYPE_CHECKING:
     from twostep.bench.report.roofline_plot import Dot, Roof
+    from twostep.perf.hardware import Hardware
     from twostep.perf.roofline import Phase, Roofline, Row
     from twostep.spec.model_spec import ModelSpec
     from twostep.spec.number_types import NumberType
@@ -139,17 +140,32 @@ def _stored_model(name: str) -> "ModelSpec":
 
 def _answer(model: "ModelSpec", name: str, options: argparse.Namespace) -> "Roofline | Refusal":
     """Raises `InvalidParameterError` for an unknown device; one that cannot run the model is a refusal."""
-    from twostep.perf.hardware import UnknownHardwareError, hardware_named, read_hardware
+    from twostep.perf.hardware import HERE, UnknownHardwareError, hardware_named, read_hardware
     from twostep.perf.roofline import Question, Roofline
 
     own = read_hardware(options.hardware_file) if options.hardware_file else {}
     question = Question(options.prompt, options.output, options.batch, options.tp)
     try:
-        return Roofline(model, hardware_named(name, own), question, options.compute)
+        here = _this_machine(model) if name.lower() == HERE else None
+        return Roofline(model, here or hardware_named(name, own), question, options.compute)
     except UnknownHardwareError:
         raise
     except InvalidParameterError as error:
         return Refusal(name, error)
+
+
+def _this_machine(model: "ModelSpec") -> "Hardware | None":
+    """With its measured roofs and the memory that is free now; None if it is not calibrated."""
+    from twostep.engine.host_memory import free_memory
+    from twostep.engine.profiles import machine_profile
+    from twostep.perf.hardware import measured_hardware
+    from twostep.spec.memory import weights_bytes
+
+    if (profile := machine_profile()) is None:
+        return None
+    roofs = profile.roofs
+    peaks = {"int8": roofs.int8_ops_per_s, "fp32": roofs.fp32_flops_per_s}
+    return measured_hardware(profile.identity.cpu, peaks, roofs.read, free_memory(), weights_bytes(model))
 
 
 def _check_plot(path: Path | None) -> None:

@@ -65,10 +65,30 @@ def find_profile(setting: str | Path, identity: Identity, model_name: str) -> Fo
     return _automatic(own if own in others else others[0], identity)
 
 
-def _of_model(model_name: str) -> list[Path]:
-    """Profiles in the folder, of any machine; none if there is no home folder."""
+def machine_profile() -> MachineProfile | None:
+    """The latest profile in the folder that was made on this CPU with these kernels, whatever the model: its roofs are
+    those of this machine. None if there is none; files that cannot be read are passed over."""
+    found = [profile for path in _in_folder("*.json") if (profile := _readable(path)) is not None]
+    own = [p for p in found if (p.identity.cpu, p.identity.kernels) == (cpu_name(), _kernels_digest())]
+    return max(own, key=lambda profile: profile.date, default=None)
+
+
+def _readable(path: Path) -> MachineProfile | None:
     try:
-        return sorted(profile_folder().glob(f"{_stem(model_name)}-*.json"))
+        return read_profile(path)
+    except ProfileError:
+        return None
+
+
+def _of_model(model_name: str) -> list[Path]:
+    """Profiles of a model in the folder, of any machine."""
+    return _in_folder(f"{_stem(model_name)}-*.json")
+
+
+def _in_folder(pattern: str) -> list[Path]:
+    """None if there is no home folder."""
+    try:
+        return sorted(profile_folder().glob(pattern))
     except FetchError:
         return []
 
