@@ -82,7 +82,7 @@ def measure(effort: Effort) -> tuple[list[StandingCost], list[EventCost]]:
             costs = EVENTS[event](chunking, standing, effort.episodes)
             events[chunking, standing, event].append(median(costs) / 1000)
     return (
-        [standing_cost(standing, chunking, rounds) for (chunking, standing), rounds in windows.items()],
+        [decode_batch_cost(standing, chunking, rounds) for (chunking, standing), rounds in windows.items()],
         [EventCost(event, standing, chunking, spread(us)) for (chunking, standing, event), us in events.items()],
     )
 
@@ -90,7 +90,7 @@ def measure(effort: Effort) -> tuple[list[StandingCost], list[EventCost]]:
 # ------------------------------------------------------------------------------------------------------ only decoding
 
 
-def standing_cost(standing: int, chunking: str, rounds: list[list[Turn]]) -> StandingCost:
+def decode_batch_cost(standing: int, chunking: str, rounds: list[list[Turn]]) -> StandingCost:
     """`rounds`: steps of each round, a whole number of windows."""
     turns = [turn for turns in rounds for turn in turns]
     return StandingCost(

@@ -53,7 +53,7 @@ def turn(plan_ns: int, advance_ns: int = 0, resolve_ns: int = 0) -> Turn:
 def test_a_step_costs_the_mean_over_the_steps_in_which_all_begin_a_block() -> None:
     quick = [turn(1000, 2000, 3000)] * 15
     rounds = [[*quick, turn(1000, 2000, 19_000)] * 2, [*quick, turn(1000, 2000, 51_000)] * 2]
-    cost = scheduler_costs.standing_cost(256, "tokens", rounds)
+    cost = scheduler_costs.decode_batch_cost(256, "tokens", rounds)
     assert cost.us == Spread(8, 7, 9, 2)
     assert cost.p99_us == Spread(38, 22, 54, 2)
     assert cost.parts_us == {"plan": 1, "advance": 2, "resolve": 5}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.checked_executor import CheckedExecutor
-from support.comings import Comings
+from support.comings import RequestChurn
 from support.computing_executor import ComputingExecutor, Make
 from support.engines import answer, engine, prompt
 from support.scheduling import Session, TrueModel, config, text
@@ -89,7 +89,7 @@ def test_the_reference_in_a_session_of_the_scheduler() -> None:
     assert executor.check_logits() > 30
 
 
-class ComputedComings(Comings):
+class ComputedComings(RequestChurn):
     """The scheduler's state machine over real kernels."""
 
     make_executor = partial(ComputingExecutor, native)  # type: ignore[assignment]

@@ -1,9 +1,9 @@
 """Requests come, go and fail in any order on tiny caches: the books balance, every plan can be carried out, all end."""
 
 from hypothesis import HealthCheck, settings
-from support.comings import Comings
+from support.comings import RequestChurn
 
-TestComings = Comings.TestCase
+TestComings = RequestChurn.TestCase
 TestComings.settings = settings(
     max_examples=80,
     stateful_step_count=40,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from twostep.core.blocks import prompt_hashes, root_hash
 from twostep.core.kv_cache import Granted
 from twostep.engine.params import SamplingParams
-from twostep.engine.step.executor import StarvationWatch
-from twostep.engine.step.rows import BlockTables, StandingRows
+from twostep.engine.step.executor import CoreStarvationMeter
+from twostep.engine.step.rows import BlockTables, DecodeRows
 from twostep.engine.step.worker import Worker
 from twostep.engine.text.answer import Answer, Vocabulary
 from twostep.kernels.step import BLOCK_TOKENS, StepArrays
@@ -33,7 +33,7 @@ def listed(step: StepArrays) -> list[tuple[int, int, int, int]]:
 @given(st.data())
 def test_standing_rows_are_those_of_a_plain_dict(data: st.DataObject) -> None:
     seats = 6
-    rows, plain = StandingRows(seats), dict[int, tuple[int, int, int]]()
+    rows, plain = DecodeRows(seats), dict[int, tuple[int, int, int]]()
     tables = np.zeros(0, np.int32)
     for number in range(data.draw(st.integers(1, 30))):
         if plain and (len(plain) == seats or data.draw(st.booleans())):
@@ -52,12 +52,12 @@ def test_standing_rows_are_those_of_a_plain_dict(data: st.DataObject) -> None:
 
 
 def test_a_step_of_nobody_is_empty() -> None:
-    step = StandingRows(3).step(np.zeros(4, np.int32), ())
+    step = DecodeRows(3).step(np.zeros(4, np.int32), ())
     assert [len(array) for array in (step.tokens, step.starts, step.counts, step.logit_rows)] == [0] * 4
 
 
 def test_pieces_follow_the_standing_and_only_some_are_sampled() -> None:
-    rows, tables = StandingRows(4), np.arange(80, dtype=np.int32)
+    rows, tables = DecodeRows(4), np.arange(80, dtype=np.int32)
     rows.join(5, 50, 9, 0)
     rows.join(6, 60, 19, 16)
     pieces = [
@@ -77,7 +77,7 @@ def test_pieces_follow_the_standing_and_only_some_are_sampled() -> None:
 
 
 def test_arrays_of_a_step_without_pieces_are_views_of_those_that_are_kept() -> None:
-    rows, tables = StandingRows(4), np.zeros(4, np.int32)
+    rows, tables = DecodeRows(4), np.zeros(4, np.int32)
     rows.join(1, 10, 0, 0)
     assert np.shares_memory(rows.step(tables, ()).tokens, rows.step(tables, ()).tokens)
 
@@ -271,4 +271,4 @@ def test_starved_time_is_what_a_thread_lacked_on_average(threads: int, lacked_ns
         total.lacked += lacked_ns
         return asked.upper()
 
-    assert StarvationWatch(threads, lambda: total.lacked).watched(compute, "logits") == ("LOGITS", starved_ns)
+    assert CoreStarvationMeter(threads, lambda: total.lacked).measure(compute, "logits") == ("LOGITS", starved_ns)

@@ -48,7 +48,7 @@ def _begun(prompt: list[int], choice: int, max_tokens: int, most: int) -> list[i
     return answer_alone(prompt, choice, max_tokens)[:-1][:most]
 
 
-class Comings(RuleBasedStateMachine):
+class RequestChurn(RuleBasedStateMachine):
     """`plan`, `advance` and `resolve` are apart, so that requests come and go at any moment of a step."""
 
     make_executor = CheckedExecutor

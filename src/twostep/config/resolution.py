@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twostep.config.settings import ENGINE_PARTS, PRESETS, SERVER_PRESET, Part, of_parts
-from twostep.config.sources import Given, Layer, defaults, from_environment, from_file, from_flags, from_keywords
+from twostep.config.sources import Layer, SettingValue, defaults, from_environment, from_file, from_flags, from_keywords
 from twostep.config.values import AdmissionOrder, text_of
 from twostep.core.policies import TokenBudget, Unchunked
 from twostep.core.scheduler import least_step_tokens
@@ -23,7 +23,7 @@ class Resolution:
     unsaid: Layer
     """All settings: what the preset and the defaults give, moved out of the way of `said`."""
 
-    def __getitem__(self, name: str) -> Given:
+    def __getitem__(self, name: str) -> SettingValue:
         return self.said.get(name, self.unsaid[name])
 
     def values(self, *parts: Part) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def served_name(model: str) -> str:
 def _from_preset(name: str) -> Layer:
     """The preset's settings; `name` has been checked."""
     by = f"preset {name}"
-    return {setting: Given(value, by, f"{setting} ({by})") for setting, value in PRESETS[name].items()}
+    return {setting: SettingValue(value, by, f"{setting} ({by})") for setting, value in PRESETS[name].items()}
 
 
 def _adjusted(defaults: Layer, said: Layer) -> Layer:
@@ -93,7 +93,7 @@ class _Adjusting:
 
     def _move(self, name: str, value: object, because: str) -> None:
         by = f"{self._by[name]}, moved by {self._said[because].called}"
-        self.defaults[name] = Given(value, by, f"{name} ({by})")
+        self.defaults[name] = SettingValue(value, by, f"{name} ({by})")
 
     def fit_chunks(self) -> None:
         """A step has to hold a chunk; if prompts are not cut, it has to hold the longest prompt."""

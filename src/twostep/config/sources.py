@@ -26,7 +26,7 @@ MOST_SHOWN = 60
 """Characters of a value in an error."""
 
 
-class Given(NamedTuple):
+class SettingValue(NamedTuple):
     """A setting's value and where it comes from."""
 
     value: Any
@@ -37,7 +37,7 @@ class Given(NamedTuple):
     """What an error calls the setting: as the user wrote it, or its name and where its value comes from."""
 
 
-Layer = Mapping[str, Given]
+Layer = Mapping[str, SettingValue]
 """The settings of one source, by name. An alias is under the name of the setting that it sets."""
 
 
@@ -48,7 +48,7 @@ def from_flags(flags: Mapping[str, Any]) -> Layer:
         setting = BY_NAME[name]
         called = setting.metavar if name == "model" else setting.flag
         text = ",".join(value) if isinstance(value, list) else str(value)
-        layer[name] = Given(_read(setting.kind.from_text, text, setting, called), called, called)
+        layer[name] = SettingValue(_read(setting.kind.from_text, text, setting, called), called, called)
     return _without_aliases(layer)
 
 
@@ -62,7 +62,7 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
             continue
         if (setting := by_variable.get(variable)) is None:
             raise _unknown(f"environment variable {variable}", variable, [*by_variable, *OTHER_VARIABLES], PREFIX)
-        layer[setting.name] = Given(_read(setting.kind.from_text, text, setting, variable), variable, variable)
+        layer[setting.name] = SettingValue(_read(setting.kind.from_text, text, setting, variable), variable, variable)
     return _without_aliases(layer)
 
 
@@ -87,7 +87,7 @@ def from_file(path: Path) -> Layer:
         if key not in known:
             raise _unknown(f"{path}: {key!r}", key, known)
         called = f"{path}: {key}"
-        layer[key] = Given(_read(BY_NAME[key].kind.from_toml, value, BY_NAME[key], called), str(path), called)
+        layer[key] = SettingValue(_read(BY_NAME[key].kind.from_toml, value, BY_NAME[key], called), str(path), called)
     return _without_aliases(layer)
 
 
@@ -108,7 +108,7 @@ def from_keywords(keywords: Mapping[str, Any], *parts: Part, also: Iterable[str]
     for name, value in keywords.items():
         if name not in known:
             raise _unknown(repr(name), name, known)
-        layer[name] = Given(value_of(BY_NAME[name], value), "argument", name)
+        layer[name] = SettingValue(value_of(BY_NAME[name], value), "argument", name)
     return _without_aliases({name: given for name, given in layer.items() if not _is_unset_alias(name, given)})
 
 
@@ -119,13 +119,13 @@ def value_of(setting: Setting, value: object) -> Any:
     return _read(setting.kind.from_python, value, setting, setting.name)
 
 
-def _is_unset_alias(name: str, given: Given) -> bool:
+def _is_unset_alias(name: str, given: SettingValue) -> bool:
     return bool(BY_NAME[name].alias_of) and given.value is None
 
 
-def defaults() -> dict[str, Given]:
+def defaults() -> dict[str, SettingValue]:
     """The table's."""
-    return {s.name: Given(s.default, "default", f"{s.name} (default)") for s in SETTINGS if not s.alias_of}
+    return {s.name: SettingValue(s.default, "default", f"{s.name} (default)") for s in SETTINGS if not s.alias_of}
 
 
 def _read(read: Callable[[Any], Any], value: Any, setting: Setting, called: str) -> Any:
@@ -157,7 +157,7 @@ def _renamed(name: str, known: Iterable[str]) -> list[str]:
     return [other for other in known if other in BY_NAME and name.lower() in BY_NAME[other].former]
 
 
-def _without_aliases(layer: Mapping[str, Given]) -> Layer:
+def _without_aliases(layer: Mapping[str, SettingValue]) -> Layer:
     """Puts each alias under the name of the setting that it sets. Refuses both in one source."""
     plain = dict(layer)
     for name in [name for name in layer if BY_NAME[name].alias_of]:

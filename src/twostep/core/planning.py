@@ -155,7 +155,7 @@ class Rest(NamedTuple):
     """Admissions that the batching policy allows."""
 
 
-NO_REST = Rest({}, (), 0)
+NO_PREFILL = Rest({}, (), 0)
 
 
 class Planner:
@@ -178,16 +178,16 @@ class Planner:
 
     def plan(self) -> Plan:
         """The next step. The same state and time give the same plan."""
-        decodes, rest = self._plan_decodes(), NO_REST
+        decodes, rest = self._plan_decodes(), NO_PREFILL
         if self._has_prompts:
-            rest = self._share_rest(decodes, self._least_shares(self._prompts(decodes)))
+            rest = self._share_budget(decodes, self._least_shares(self._prompts(decodes)))
         load, shares, promise = self._ledger.load, rest.shares.values(), self._ledger.promise
         plan = Plan(
             step=self._s.counters.steps + 1,
             changes=self._s.changes,
             decoding=decodes.decoding,
             open=rest.open,
-            preemptions=(*decodes.preempted.values(), *self._broken_stall(decodes, rest.shares)),
+            preemptions=(*decodes.preempted.values(), *self._preempt_if_stalled(decodes, rest.shares)),
             admissions=tuple([share.admission for share in shares if share.admission]),
             chunks=(*decodes.verifying.values(), *[share.chunk() for share in shares if share.tokens]),
             not_admitted=rest.not_admitted,
@@ -282,13 +282,13 @@ class Planner:
         first = self._candidate(next(iter(self._s.waiting)))
         if self._awaits_prefix(first, self._prompts(decodes)):
             return
-        while (reason := self._lacks(first, self._prompts(decodes))) and reason.why is not Why.MANY_IN_PREFILL:
+        while (reason := self._obstacle(first, self._prompts(decodes))) and reason.why is not Why.MANY_IN_PREFILL:
             victim = self._latest(decodes)
             if victim is None or victim.request.priority <= first.seq.request.priority:
                 return
             self._preempt(decodes, victim, Reason(Why.MORE_URGENT, (first.seq.number,)))
 
-    def _broken_stall(self, decodes: Decodes, shares: Shares) -> tuple[Preemption, ...]:
+    def _preempt_if_stalled(self, decodes: Decodes, shares: Shares) -> tuple[Preemption, ...]:
         """Prompts whose windows lack blocks wait for others to end; if nothing else runs, the latest is preempted."""
         if self._ledger.load.tokens or decodes.preempted or not shares or not (latest := self._latest(decodes)):
             return ()
@@ -333,7 +333,7 @@ class Planner:
 
     # --- phase 3: the rest of the budget --------------------------------------------------------------------------
 
-    def _share_rest(self, decodes: Decodes, given: Shares) -> Rest:
+    def _share_budget(self, decodes: Decodes, given: Shares) -> Rest:
         """Gives what is left to the prompt with the shortest rest, again and again, until the budget is used up.
 
         One candidate for admission competes at a time. It gets a first share before the others, so that it
@@ -440,7 +440,7 @@ class Planner:
         not_admitted: list[NotAdmitted] = []
         while (seq := queue.next()) is not None:
             candidate = self._candidate(seq)
-            reason = queue.closed(shares) or self._awaits_prefix(candidate, shares) or self._lacks(candidate, shares)
+            reason = queue.closed(shares) or self._awaits_prefix(candidate, shares) or self._obstacle(candidate, shares)
             if reason is None:
                 return candidate, not_admitted
             not_admitted.append(NotAdmitted(seq.number, reason))
@@ -467,7 +467,7 @@ class Planner:
                 return Reason(Why.SHARES_PREFIX, (other.number,))
         return None
 
-    def _lacks(self, candidate: Share, shares: Shares) -> Reason | None:
+    def _obstacle(self, candidate: Share, shares: Shares) -> Reason | None:
         """What the candidate lacks beside `shares`: a place among the prompts in prefill, a slot, or blocks."""
         unfinished = [share.left for share in shares.values() if share.left]
         crowded = len(unfinished) >= MANY_IN_PREFILL and candidate.left >= min(unfinished)

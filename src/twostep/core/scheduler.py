@@ -264,7 +264,7 @@ class Scheduler:
         self.changes += 1
         self.batch_left = plan.open - len(plan.admissions)
         if plan.preemptions:
-            self._carry_out(plan.preemptions)
+            self._apply_preemptions(plan.preemptions)
         for admission in plan.admissions:
             self.cache.adopt(self.live[admission.number], admission.cached, admission.start)
         granted = list(self._extend_decodes())
@@ -287,7 +287,7 @@ class Scheduler:
         self._gives_first = bool(plan.chunks) and any(chunk.samples and not chunk.drafts for chunk in plan.chunks)
         return Step(plan, left, joined, tuple(granted), tuple(copied))
 
-    def _carry_out(self, preemptions: tuple[Preemption, ...]) -> None:
+    def _apply_preemptions(self, preemptions: tuple[Preemption, ...]) -> None:
         """Preempts, counts, and widens the reserve if it was for lack of blocks."""
         out_of_blocks = any(preemption.reason.why is Why.OUT_OF_BLOCKS for preemption in preemptions)
         self._pressure = min(MOST_PRESSURE, self._pressure + out_of_blocks)
@@ -436,7 +436,7 @@ class Scheduler:
             if outcome.finished or seq.known >= seq.limit:
                 yield self._end(seq, outcome.finished or FinishReason.LENGTH)
             else:
-                self._go_on(seq, outcome.drafts)
+                self._resume(seq, outcome.drafts)
 
     def _settle_others(self, result: StepResult) -> Iterator[Finished]:
         for number, outcome in result.outcomes.items():
@@ -446,10 +446,10 @@ class Scheduler:
                 yield self._end(seq, outcome.finished)
             elif outcome.drafts and seq.stage is Stage.DECODE:
                 self._leave_batch(seq)
-                self._go_on(seq, outcome.drafts)
+                self._resume(seq, outcome.drafts)
                 self.changes += 1
 
-    def _go_on(self, seq: Sequence, drafts: int) -> None:
+    def _resume(self, seq: Sequence, drafts: int) -> None:
         """It decodes, or verifies `drafts`, at most as many as it may have tokens after the first."""
         seq.drafts = max(0, min(drafts, seq.limit - seq.known - 1))
         if seq.drafts:

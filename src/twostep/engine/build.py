@@ -131,7 +131,7 @@ class Kernels(NamedTuple):
     isa: str
     threads: int
     lacked_ns: Callable[[], int]
-    """See `StarvationWatch`."""
+    """See `CoreStarvationMeter`."""
 
     def close(self) -> None:
         """Frees weights, KV cache and threads, even if these objects are still referred to."""

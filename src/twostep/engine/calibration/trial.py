@@ -9,7 +9,7 @@ from typing import NamedTuple
 from twostep.core.cost import StepShape
 from twostep.core.request import BLOCK_TOKENS, blocks_for
 from twostep.engine.build import Kernels
-from twostep.engine.step.executor import StarvationWatch
+from twostep.engine.step.executor import CoreStarvationMeter
 from twostep.kernels.native import NativeExecutor
 from twostep.kernels.sampling import SampleRow, TokenSampling
 from twostep.kernels.step import Slice, StepArrays
@@ -61,7 +61,7 @@ class TrialRunner:
         executor = kernels.executor
         self._kernels, self._vocab = kernels, vocab
         self._blocks = executor.capabilities.blocks
-        self._watch = StarvationWatch(kernels.threads, kernels.lacked_ns)
+        self._watch = CoreStarvationMeter(kernels.threads, kernels.lacked_ns)
         self._params = TokenSampling(seed=1)
         self._ready: dict[Trial, _Ready] = {}
         self._fill()
@@ -71,7 +71,7 @@ class TrialRunner:
         if (ready := self._ready.get(trial)) is None:
             ready = self._ready[trial] = self._made_ready(trial)
         started_ns = perf_counter_ns()
-        logits, starved_ns = self._watch.watched(self._kernels.executor.forward_arrays, ready.arrays)
+        logits, starved_ns = self._watch.measure(self._kernels.executor.forward_arrays, ready.arrays)
         self._kernels.sampler.sample(logits, ready.rows)
         return Sample(ready.shape, perf_counter_ns() - started_ns, starved_ns, self._parts())
 

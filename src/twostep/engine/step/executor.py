@@ -11,7 +11,7 @@ from twostep.core.kv_cache import BlockGroup
 from twostep.core.loop import Capabilities
 from twostep.core.plan import Chunk, SliceOutcome, Step, StepResult
 from twostep.core.request import FinishReason
-from twostep.engine.step.rows import BlockTables, StandingRows
+from twostep.engine.step.rows import BlockTables, DecodeRows
 from twostep.engine.step.worker import Worker
 from twostep.engine.text.answer import Answer
 from twostep.errors import SamplingError
@@ -25,7 +25,7 @@ Asked = TypeVar("Asked")
 Result = TypeVar("Result")
 
 
-class StarvationWatch:
+class CoreStarvationMeter:
     """Watches kernels that keep `threads` threads busy; 0: the number is unknown, and nothing is estimated.
 
     `lacked_ns`: how long those threads had no core inside steps so far, added up over all threads.
@@ -34,7 +34,7 @@ class StarvationWatch:
     def __init__(self, threads: int, lacked_ns: Callable[[], int]) -> None:
         self._threads, self._lacked_ns = threads, lacked_ns
 
-    def watched(self, compute: Callable[[Asked], Result], asked: Asked) -> tuple[Result, int]:
+    def measure(self, compute: Callable[[Asked], Result], asked: Asked) -> tuple[Result, int]:
         """Returns the result of `compute`, and how long its threads had no core on average, in ns.
 
         A thread that is left out because others use its core (`native/attendance.h`) has none. It is tried again at
@@ -53,7 +53,7 @@ class Computed(NamedTuple):
     elapsed_ns: int
     choices: list[Choice]
     starved_ns: int = 0
-    """See `StarvationWatch.watched`."""
+    """See `CoreStarvationMeter.measure`."""
     failed: BaseException | None = None
 
 
@@ -68,7 +68,7 @@ class Work(NamedTuple):
     fork_rows: list[int]
 
 
-class Given(NamedTuple):
+class SampleResult(NamedTuple):
     """A token that a step gave to a sequence, or why it gave none."""
 
     number: int
@@ -91,14 +91,14 @@ class KernelExecutor:
         notify: Callable[[], None] | None = None,
     ) -> None:
         """`blocks`: of the longest sequence. `threads`: of the kernels, 0 if not known. `lacked_ns`: see
-        `StarvationWatch`. `notify`: called in another thread after each step that is computed there, so that a host can
-        wait for its end beside other things."""
+        `CoreStarvationMeter`. `notify`: called in another thread after each step that is computed there, so that a host
+        can wait for its end beside other things."""
         self.answers: dict[int, Answer] = {}
-        self.given: list[Given] = []
+        self.given: list[SampleResult] = []
         """Tokens of the step that finished last."""
-        self._kernels, self._sampler, self._cores = kernels, sampler, StarvationWatch(threads, lacked_ns)
+        self._kernels, self._sampler, self._cores = kernels, sampler, CoreStarvationMeter(threads, lacked_ns)
         self._tables = BlockTables(slots, blocks, len(kernels.capabilities.layout.groups))
-        self._rows = StandingRows(slots)
+        self._rows = DecodeRows(slots)
         memory = zip(kernels.capabilities.blocks, kernels.capabilities.layout.windows, strict=True)
         self.capabilities = Capabilities(tuple(BlockGroup(*group) for group in memory))
         """Neither drafts nor KV from elsewhere, though the kernels could: rows and answers do not take them yet."""
@@ -163,7 +163,7 @@ class KernelExecutor:
         """Choices, and how long the kernels had no core: in `forward_arrays`, since between calls threads may sleep."""
         if not len(work.arrays.tokens):
             return [], 0
-        logits, starved_ns = self._cores.watched(self._kernels.forward_arrays, work.arrays)
+        logits, starved_ns = self._cores.measure(self._kernels.forward_arrays, work.arrays)
         for copied in work.step.copied:
             self._kernels.copy_block(copied.source, copied.target, copied.group)
         rows = [answer.row() for answer in work.answers]
@@ -190,7 +190,7 @@ class KernelExecutor:
         if computed.failed is not None:
             return self._failed(work, computed.elapsed_ns, computed.failed)
         chosen = zip(work.sampled, work.answers, computed.choices, strict=True)
-        self.given = [Given(number, answer.explained(choice)) for number, answer, choice in chosen]
+        self.given = [SampleResult(number, answer.explained(choice)) for number, answer, choice in chosen]
         outcomes: dict[int, SliceOutcome] = {}
         hashes: dict[int, tuple[bytes, ...]] = {}
         for number, choice in self.given:

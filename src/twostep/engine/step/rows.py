@@ -38,7 +38,7 @@ class BlockTables:
             self._free.append(row)
 
 
-class StandingRows:
+class DecodeRows:
     """The sequences that decode, in slots 0 .. count - 1: who leaves is replaced by the last."""
 
     def __init__(self, slots: int) -> None:

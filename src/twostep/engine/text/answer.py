@@ -28,7 +28,7 @@ class Vocabulary:
         self.all = forbid(self._padding, rows) if self._padding else None
         """The mask that allows all tokens, shared by all answers; None if no row is padding."""
 
-    def all_but(self, forbidden: frozenset[int]) -> Mask:
+    def mask_excluding(self, forbidden: frozenset[int]) -> Mask:
         """A mask that allows all tokens but these."""
         return forbid((*self._padding, *forbidden), self.rows)
 
@@ -56,7 +56,7 @@ class Answer:
         self.stop_ids = params.stop_ids(vocabulary.eos_ids)
         self._mask = vocabulary.all
         too_early = params.forbidden_ids(vocabulary.eos_ids, output_tokens=0)
-        self._early_mask = vocabulary.all_but(too_early) if too_early else vocabulary.all
+        self._early_mask = vocabulary.mask_excluding(too_early) if too_early else vocabulary.all
         self._hashes = None if hashes is None else list(hashes)
         self._root = root
         self._constraint = constraint

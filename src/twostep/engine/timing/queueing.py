@@ -58,7 +58,7 @@ class QueueWatch:
 
     def step(self, plan: Plan, began_ns: int) -> None:
         """A step begins; until the next one, sequences wait for the reasons in its plan."""
-        self._set_apart(began_ns)
+        self._track_prefix_waits(began_ns)
         reason = self._reason(plan) if plan.not_admitted else NO_BUDGET
         if reason.why is not self._why or self._fresh:
             self._update(began_ns)
@@ -111,7 +111,7 @@ class QueueWatch:
         self._apart = tuple(apart)
         return reason
 
-    def _set_apart(self, now: int) -> None:
+    def _track_prefix_waits(self, now: int) -> None:
         """Corrects the totals of sequences that waited for a prefix since the last step, not for the common reason."""
         for number in self._apart:
             wait = self._wait_of(number)

@@ -11,7 +11,7 @@ from twostep.core.cost import CostModel
 from twostep.core.plan import Chunk, Preemption, Resolved, Step, StepResult
 from twostep.engine.outputs import ChunkTime, DecodeTime, LostTime, PreemptionTime, Timeline, WaitTime
 from twostep.engine.resumption import Resumption
-from twostep.engine.step.executor import Given
+from twostep.engine.step.executor import SampleResult
 from twostep.engine.timing.meter import Reading, StepMeter
 from twostep.engine.timing.queueing import QueueWatch, Wait
 
@@ -20,7 +20,7 @@ class StepEnd(NamedTuple):
     """The data of a finished step."""
 
     step: Step
-    given: Sequence[Given]
+    given: Sequence[SampleResult]
     result: StepResult
     resolved: Resolved
     began_ns: int
