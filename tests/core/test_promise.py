@@ -64,16 +64,16 @@ class Watching(SimulatedClient):
 
     def __init__(self, executor: ModelledExecutor) -> None:
         super().__init__(executor)
-        self.steps: list[Ended] = []
-        self._began_ns = 0
+        self.ended_steps: list[Ended] = []
+        self._step_began_ns = 0
 
     def began(self, step: Step, now: int) -> None:
         super().began(step, now)
-        self._began_ns = now
+        self._step_began_ns = now
 
     def ended(self, step: Step, result: StepResult, resolved: Resolved, now: int) -> None:
         super().ended(step, result, resolved, now)
-        self.steps.append(Ended(step.plan, result, self._began_ns, now))
+        self.ended_steps.append(Ended(step.plan, result, self._step_began_ns, now))
 
 
 def served(
@@ -92,7 +92,7 @@ def served(
     queue.run()
     assert scheduler.idle
     assert all(len(times.token_ns) == requests[int(times.request_id)][1] for times in client.times)
-    return client.steps, scheduler
+    return client.ended_steps, scheduler
 
 
 def decoded(steps: list[Ended]) -> list[tuple[Ended, int]]:

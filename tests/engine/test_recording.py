@@ -50,7 +50,7 @@ def recorded(path: Path) -> Iterator[Plan]:
     [
         {},
         {"chunking": "tokens=48", "overlap": False},
-        {"chunking": "time=0.5"},
+        {"chunking": "time=20"},
         {"admission": "shortest-prefill"},
         {"batching": "static=6", "priority_preempts": False},
     ],
