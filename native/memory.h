@@ -13,6 +13,7 @@ namespace twostep {
 constexpr size_t kLine = 64, kLargePage = size_t(2) << 20;
 
 // For vectors that kernels read and write: 64 bytes that begin within a line are two accesses, and small pages are many.
+// Large ones are mappings of their own, so that the system has them back at once: malloc would keep them.
 template <class T>
 struct LineAllocator {
   using value_type = T;
@@ -20,18 +21,27 @@ struct LineAllocator {
   template <class U>
   LineAllocator(const LineAllocator<U>&) {}
   T* allocate(size_t count) {
-    const size_t bytes = count * sizeof(T), alignment = bytes < kLargePage ? kLine : kLargePage;
-    void* out = ::operator new(bytes, std::align_val_t(alignment));
+    const size_t bytes = count * sizeof(T);
+    if (bytes < kLargePage) return static_cast<T*>(::operator new(bytes, std::align_val_t(kLine)));
+    void* out = mmap(nullptr, mapped(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (out == MAP_FAILED) throw std::bad_alloc();
 #if defined(MADV_HUGEPAGE)
-    if (alignment == kLargePage) madvise(out, bytes, MADV_HUGEPAGE);
+    madvise(out, mapped(bytes), MADV_HUGEPAGE);
 #endif
     return static_cast<T*>(out);
   }
-  void deallocate(T* at, size_t count) { ::operator delete(at, std::align_val_t(count * sizeof(T) < kLargePage ? kLine : kLargePage)); }
+  void deallocate(T* at, size_t count) {
+    const size_t bytes = count * sizeof(T);
+    if (bytes < kLargePage) ::operator delete(at, std::align_val_t(kLine));
+    else munmap(at, mapped(bytes));
+  }
   template <class U>
   bool operator==(const LineAllocator<U>&) const { return true; }
   template <class U>
   bool operator!=(const LineAllocator<U>&) const { return false; }
+
+ private:
+  static size_t mapped(size_t bytes) { return (bytes + kLargePage - 1) / kLargePage * kLargePage; }
 };
 template <class T>
 using Aligned = std::vector<T, LineAllocator<T>>;

@@ -41,7 +41,8 @@ def used(llm):
 def assert_given_back(before_threads, before_bytes):
     assert threads() == before_threads, os.listdir("/proc/self/task")
     assert children() == [], children()
-    assert resident() - before_bytes < 40 * MIB, (resident() - before_bytes) // MIB  # a tokenizer, not weights
+    # A tokenizer and what malloc keeps, not weights (92 MiB) or the cache (64 MiB).
+    assert resident() - before_bytes < 60 * MIB, (resident() - before_bytes) // MIB
 
 with make() as first:  # what is made once for all, such as modules, is there from now on
     used(first)
