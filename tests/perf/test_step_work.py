@@ -120,7 +120,7 @@ def amounts(work: StepWork) -> list[float]:
 def test_no_amount_decreases_as_a_slice_grows(
     model: ModelSpec, parts: list[tuple[int, int, int]], start: int, tokens: int
 ) -> None:
-    """With a window, a decode that becomes a chunk may take its part of the sum over all decodes with it: the shape of a step
+    """With a window, a decode that becomes a chunk may take its part of the sum over all decodes with it: a step shape
     has sums only, so there the two kinds are compared apart."""
     load = shape_of(parts)
     decode, *chunks = [load.with_slice(start, count, 1) for count in (1, 2, 1 + tokens, 2 + tokens)]
