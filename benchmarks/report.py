@@ -44,6 +44,20 @@ def fill(text: str, name: str, body: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n{body}\n{end}", text)
 
 
+Part = Callable[[Path], str]
+"""Makes a generated part from the folder of result files."""
+
+
+def from_each(kind: str, make: Callable[[Json], str]) -> Part:
+    """What `make` returns for each result of this kind, one below the other."""
+    return lambda folder: "\n\n".join(map(make, results.read(kind, folder))) or NOT_MEASURED
+
+
+def computed(make: Callable[[], str]) -> Part:
+    """A table that needs no result file."""
+    return lambda _: make()
+
+
 def readme(folder: Path) -> str:
     """The comparison on the default model for each machine; without one, the results of Twostep alone."""
     compared = [(tables.peers(one["models"][0], spreads=False), one) for one in results.read("peers-model", folder)]
@@ -52,19 +66,11 @@ def readme(folder: Path) -> str:
     return "\n\n".join(shown) or NOTHING_YET
 
 
-def performance_peers(folder: Path) -> str:
-    return "\n\n".join(map(_comparison, results.read("peers-model", folder))) or NOT_MEASURED
-
-
 def _comparison(result: Json) -> str:
     parts = [tables.provenance(result)]
     for model in result["models"]:
         parts += [tables.peers(model, spreads=True), tables.versions(model)]
     return "\n\n".join(parts)
-
-
-def performance_model(folder: Path) -> str:
-    return "\n\n".join(map(_model, results.read("model", folder))) or NOT_MEASURED
 
 
 def _model(result: Json) -> str:
@@ -80,83 +86,15 @@ def _model(result: Json) -> str:
     return "\n\n".join(parts)
 
 
-def profile(folder: Path) -> str:
-    return "\n\n".join(map(profile_tables.profile, results.read("profile", folder))) or NOT_MEASURED
-
-
-def busy(folder: Path) -> str:
-    return "\n\n".join(map(busy_tables.busy, results.read("busy", folder))) or NOT_MEASURED
-
-
 def batching_readme(folder: Path) -> str:
     found = results.read("batching", folder)
     shown = [f"{batching_tables.main_rows(one)}\n\n{tables.provenance(one)}" for one in found]
     return "\n\n".join(shown) or NOT_MEASURED
 
 
-def batching(folder: Path) -> str:
-    return "\n\n".join(map(batching_tables.batching, results.read("batching", folder))) or NOT_MEASURED
-
-
 def batching_peers(folder: Path) -> str:
     found = [one for one in results.read("batching", folder) if one["peers"]]
     return "\n\n".join(map(batching_tables.peers, found)) or NOT_MEASURED
-
-
-def scheduler(folder: Path) -> str:
-    return "\n\n".join(map(batching_tables.scheduler, results.read("scheduler", folder))) or NOT_MEASURED
-
-
-def serve_readme(folder: Path) -> str:
-    return "\n\n".join(map(serve_tables.readme, results.read("serve", folder))) or NOT_MEASURED
-
-
-def serve(folder: Path) -> str:
-    return "\n\n".join(map(serve_tables.serve, results.read("serve", folder))) or NOT_MEASURED
-
-
-def itl(folder: Path) -> str:
-    return "\n\n".join(map(itl_tables.itl, results.read("itl", folder))) or NOT_MEASURED
-
-
-def clients(folder: Path) -> str:
-    return "\n\n".join(map(serve_tables.clients, results.read("clients", folder))) or NOT_MEASURED
-
-
-def peers(folder: Path) -> str:
-    return "\n\n".join(map(peers_tables.peers, results.read("peers-serving", folder))) or NOT_MEASURED
-
-
-def peers_readme(folder: Path) -> str:
-    return "\n\n".join(map(peers_tables.readme, results.read("peers-serving", folder))) or NOT_MEASURED
-
-
-def simulated_example(folder: Path) -> str:
-    return simulator_tables.example()
-
-
-def simulated_policies(folder: Path) -> str:
-    return simulator_tables.policies()
-
-
-def simulated_vllm(folder: Path) -> str:
-    return "\n\n".join(map(simulator_tables.vllm, results.read("simulated-vllm", folder))) or NOT_MEASURED
-
-
-def simulated_here(folder: Path) -> str:
-    return "\n\n".join(map(simulator_tables.here, results.read("simulated-here", folder))) or NOT_MEASURED
-
-
-def simulator(folder: Path) -> str:
-    return "\n\n".join(map(simulator_tables.speed, results.read("simulator", folder))) or NOT_MEASURED
-
-
-def calibration(folder: Path) -> str:
-    return "\n\n".join(map(calibration_tables.calibration, results.read("calibration", folder))) or NOT_MEASURED
-
-
-def calibration_readme(folder: Path) -> str:
-    return "\n\n".join(map(calibration_tables.readme, results.read("calibration", folder))) or NOT_MEASURED
 
 
 def two_phases_measured(folder: Path) -> str:
@@ -168,17 +106,25 @@ def two_phases_claims(folder: Path) -> str:
     return two_phases.claims(found) if found else NOT_MEASURED
 
 
-def computed(make: Callable[[], str]) -> Callable[[Path], str]:
-    """A table that needs no result file."""
-    return lambda _: make()
+performance_peers = from_each("peers-model", _comparison)
+performance_model = from_each("model", _model)
+profile = from_each("profile", profile_tables.profile)
+busy = from_each("busy", busy_tables.busy)
+batching = from_each("batching", batching_tables.batching)
+scheduler = from_each("scheduler", batching_tables.scheduler)
+serve_readme = from_each("serve", serve_tables.readme)
+serve = from_each("serve", serve_tables.serve)
+itl = from_each("itl", itl_tables.itl)
+clients = from_each("clients", serve_tables.clients)
+peers = from_each("peers-serving", peers_tables.peers)
+peers_readme = from_each("peers-serving", peers_tables.readme)
+simulated_vllm = from_each("simulated-vllm", simulator_tables.vllm)
+simulated_here = from_each("simulated-here", simulator_tables.here)
+simulator = from_each("simulator", simulator_tables.speed)
+calibration = from_each("calibration", calibration_tables.calibration)
+calibration_readme = from_each("calibration", calibration_tables.readme)
 
-
-def validation(make: Callable[[Json], str]) -> Callable[[Path], str]:
-    """A table of the validation against published measurements, of which there is one for all machines."""
-    return lambda folder: "\n\n".join(map(make, results.read("validation", folder))) or NOT_MEASURED
-
-
-PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
+PARTS: tuple[tuple[str, str, Part], ...] = (
     ("README.md", "bench-model", readme),
     ("docs/performance.md", "bench-peers-model", performance_peers),
     ("docs/performance.md", "bench-busy", busy),
@@ -197,8 +143,8 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/calibration.md", "bench-calibration", calibration),
     ("README.md", "bench-peers", peers_readme),
     ("docs/peers.md", "bench-peers", peers),
-    ("docs/simulate.md", "example", simulated_example),
-    ("docs/simulate.md", "policies", simulated_policies),
+    ("docs/simulate.md", "example", computed(simulator_tables.example)),
+    ("docs/simulate.md", "policies", computed(simulator_tables.policies)),
     ("docs/simulate.md", "simulated-vllm", simulated_vllm),
     ("docs/simulate.md", "simulated-here", simulated_here),
     ("docs/simulate.md", "bench-simulator", simulator),
@@ -210,11 +156,11 @@ PARTS: tuple[tuple[str, str, Callable[[Path], str]], ...] = (
     ("docs/two-phases.md", "sizes", computed(two_phases.sizes)),
     ("docs/two-phases.md", "devices", computed(two_phases.devices)),
     ("docs/two-phases.md", "measured", two_phases_measured),
-    ("docs/validation.md", "summary", validation(validation_tables.summary)),
-    ("docs/validation.md", "steps", validation(validation_tables.steps)),
-    ("docs/validation.md", "layers", validation(validation_tables.layers)),
-    ("docs/validation.md", "kernels", validation(validation_tables.kernels)),
-    ("docs/validation.md", "efficiency", validation(validation_tables.efficiency)),
+    ("docs/validation.md", "summary", from_each("validation", validation_tables.summary)),
+    ("docs/validation.md", "steps", from_each("validation", validation_tables.steps)),
+    ("docs/validation.md", "layers", from_each("validation", validation_tables.layers)),
+    ("docs/validation.md", "kernels", from_each("validation", validation_tables.kernels)),
+    ("docs/validation.md", "efficiency", from_each("validation", validation_tables.efficiency)),
 )
 """File, name of the generated part, function that makes it."""
 

@@ -248,13 +248,15 @@ def predicted(name: str, cost: CostModel, made: Workload, real: Sequence[Request
 
 def main() -> int:
     parser = ArgumentParser(description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with the published data")
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="folder with the published tables (docs/validation.md)"
+    )
     parser.add_argument("--out", type=Path, help="write here instead of to benchmarks/results")
     options = parser.parse_args()
     results.check_writable(options.out)
     made, real = published(options.data / RUN)
     found = tuple(predicted(name, cost, made, real) for name, cost in predictions(options.data))
-    command = "python -m benchmarks.simulated_vllm"
+    command = "python -m benchmarks.simulated_vllm --data DIR"
     result = PublishedRun(command, "vLLM 0.19, RTX 4090, Llama-3.1-8B bf16, 300 requests", figures(real), found)
     results.write(result, "simulated-vllm-rtx4090.json", options.out, quick=False)
     return 0

@@ -524,7 +524,7 @@ def validate(data: Path, kernels: Sequence[Kernel]) -> ValidationResult:
         *splitwise_errors(data),
         *first_token_errors(data),
     ]
-    return ValidationResult("python -m benchmarks.validation", found, list(read(EFFICIENCY_FILE)))
+    return ValidationResult("python -m benchmarks.validation --data DIR", found, list(read(EFFICIENCY_FILE)))
 
 
 def write_fit(kernels: Sequence[Kernel]) -> None:
