@@ -27,7 +27,15 @@ def add_to(commands: Subcommands) -> None:
         "times, and how many requests fit in memory. Times are given twice: at the peaks of the device, which is a "
         "lower bound, and as expected of real kernels. Nothing is run.",
     )
-    what = parser.add_argument_group("what")
+    _add_what(parser.add_argument_group("what"))
+    _add_how(parser.add_argument_group("how"))
+    out = parser.add_argument_group("output")
+    out.add_argument("--json", action="store_true", help="print everything as JSON")
+    out.add_argument("--plot", type=Path, metavar="FILE", help="draw the roofline with both phases on it, as .svg")
+    parser.set_defaults(run=_run)
+
+
+def _add_what(what: "argparse._ArgumentGroup") -> None:
     what.add_argument(
         "--model", required=True, metavar="MODEL",
         help="a name from the shipped table such as llama-2-7b, a .gguf file, a config.json or its folder",
@@ -35,28 +43,17 @@ def add_to(commands: Subcommands) -> None:
     where = what.add_mutually_exclusive_group(required=True)
     where.add_argument("--hardware", metavar="ID", help="a device such as a10, h100, or here (after twostep calibrate)")
     where.add_argument("--compare", metavar="ID,ID,…", help="one line for each of several devices")
-    what.add_argument(
-        "--prompt",
-        type=whole_within(1, MOST_TOKENS),
-        default=350,
-        metavar="N",
-        help="prompt tokens (default: %(default)s)",
-    )
-    what.add_argument(
-        "--output",
-        type=whole_within(1, MOST_TOKENS),
-        default=150,
-        metavar="N",
-        help="output tokens (default: %(default)s)",
-    )
-    what.add_argument(
-        "--batch",
-        type=whole_within(1, MOST_BATCH),
-        default=1,
-        metavar="N",
-        help="requests at a time (default: %(default)s)",
-    )
-    how = parser.add_argument_group("how")
+    for flag, most, default, counted in (
+        ("--prompt", MOST_TOKENS, 350, "prompt tokens"),
+        ("--output", MOST_TOKENS, 150, "output tokens"),
+        ("--batch", MOST_BATCH, 1, "requests at a time"),
+    ):
+        what.add_argument(
+            flag, type=whole_within(1, most), default=default, metavar="N", help=f"{counted} (default: %(default)s)"
+        )
+
+
+def _add_how(how: "argparse._ArgumentGroup") -> None:
     how.add_argument("--weights", metavar="TYPE", help="number type of the weights (default: the model's own)")
     how.add_argument("--kv", metavar="TYPE", help="number type of the KV cache (default: the model's own, 16 bits)")
     how.add_argument(
@@ -77,10 +74,6 @@ def add_to(commands: Subcommands) -> None:
         metavar="FILE",
         help="more devices, .toml or .csv (docs/two-phases.md#your-own-hardware)",
     )
-    out = parser.add_argument_group("output")
-    out.add_argument("--json", action="store_true", help="print everything as JSON")
-    out.add_argument("--plot", type=Path, metavar="FILE", help="draw the roofline with both phases on it, as .svg")
-    parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -73,6 +73,11 @@ def _add_what(group: "argparse._ArgumentGroup") -> None:
         "--profile", metavar="FILE",
         help="a machine that twostep calibrate measured: here, or the file of a profile; with the memory of this one",
     )  # fmt: skip
+    _add_replicas(group)
+    _add_host(group)
+
+
+def _add_replicas(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--noise", action="store_true", help="draw the error of each step from the residuals of --profile"
     )
@@ -90,6 +95,9 @@ def _add_what(group: "argparse._ArgumentGroup") -> None:
         help="replicas behind one router (default: %(default)s)",
     )  # fmt: skip
     group.add_argument("--hardware-file", type=Path, metavar="FILE", help="more devices, .toml or .csv")
+
+
+def _add_host(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--host-ms", type=within(0, 1000), metavar="MS",
         help="host time between the kernels of two steps (default: 0.7, as measured of Twostep's own)",

@@ -246,14 +246,8 @@ class Engine:
         max_tokens = self._answer_limit(len(prompt), params)  # before work on a prompt that is too long
         tokens = self._tokens(prompt)
         root = root_hash(str(self.model.path), self.model.network.kv_layout.name, cache_salt, self._key)
-        request = Request(
-            id=id_,
-            prompt_tokens=len(tokens),
-            max_tokens=max_tokens,
-            hashes=prompt_hashes(root, tokens) if self.config.enable_prefix_caching else (),
-            priority=priority,
-            choices=params.n,
-        )
+        hashes = prompt_hashes(root, tokens) if self.config.enable_prefix_caching else ()
+        request = Request(id_, len(tokens), max_tokens, hashes, priority, params.n)
         self._check_fits(request)
         params = params.seeded()
         resumption = None if so_far is None else self._resumer(request, params, stream).resumed(so_far, self._io.now())
