@@ -277,7 +277,7 @@ def test_a_killed_engine_is_started_again(tmp_path: Path) -> None:
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(30) == 0
         assert f"the engine's process {first} was killed by SIGKILL" in served.log
-        assert "the engine is running again; requests that go on: 1" in served.log
+        assert "the engine is running again; requests that continue: 1" in served.log
         assert f"{tmp_path}/run.rec: the recording ends with the engine that died" in served.log
     assert list(Recording(tmp_path / "run.rec").turns()), "what was recorded before can be read"
 

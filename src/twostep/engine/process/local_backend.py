@@ -225,7 +225,7 @@ class LocalBackend:
                 self.cancel(request.submit.id)
             continued += request.begun and not request.cancelled
         self.resumed += continued
-        return f"; requests that go on: {continued}" if continued else ""
+        return f"; requests that continue: {continued}" if continued else ""
 
     def _fail(self, error: EngineDiedError) -> None:
         self._failed = error
