@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from threading import Barrier, Event, Thread, main_thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -195,11 +196,13 @@ def test_ctrl_c_is_for_the_main_thread_alone(llm: LLM) -> None:
         return "".join(said)
 
     def interrupt() -> None:
-        begun.wait(TIMEOUT_S)
+        while llm.engine.outstanding < 100:
+            sleep(0.001)
         os.kill(os.getpid(), signal.SIGINT)
 
     with ThreadPoolExecutor(1) as pool:
         theirs = pool.submit(other)
+        assert begun.wait(TIMEOUT_S)  # first, as it would wait behind a hundred endless ones
         Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5]] * 100, ENDLESS, progress=False)
