@@ -7,7 +7,7 @@
 #   make test-models       tests on larger models that are already in the cache
 #   make check-avx512      kernel self-test on an emulated AVX-512 CPU
 #   make bench-model       measure kernels and engine; writes benchmarks/results/*.json and the tables made from them. Also:
-#                          bench-calibration, bench-itl, bench-serve, bench-scheduler, bench-simulator, bench-batching, bench-clients, bench-peers-model,
+#                          bench-calibration, bench-itl, bench-serve, bench-versions, bench-scheduler, bench-simulator, bench-batching, bench-clients, bench-peers-model,
 #                          bench-peers
 #   make report            write the tables and plots again without measuring
 #   make clean             delete .venv, builds and caches
@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find src native -type f ! -name '*.pyc') CMakeLists.txt pyproject.toml
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: serve hello build test test-models bench-model bench-peers-model bench-busy bench-calibration bench-scheduler bench-simulator bench-batching bench-itl bench-serve bench-clients bench-peers report check-avx512 clean
+.PHONY: serve hello build test test-models bench-model bench-peers-model bench-busy bench-calibration bench-scheduler bench-simulator bench-batching bench-itl bench-serve bench-versions bench-clients bench-peers report check-avx512 clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/installed
@@ -93,6 +93,11 @@ bench-peers: $(VENV)/installed
 bench-itl: $(VENV)/installed
 	$(BIN)/python -m benchmarks.itl $(addprefix --llama-dir ,$(LLAMA_DIR)) \
 	  $(addprefix --openvino-python ,$(OPENVINO_PYTHON)) $(ITL)
+	$(BIN)/python -m benchmarks.report
+
+# This version beside another that is installed elsewhere: BASE=/path/to/python BASE_NAME="commit 1234567". About ten minutes.
+bench-versions: $(VENV)/installed
+	$(BIN)/python -m benchmarks.versions --base $(BASE) --base-name "$(BASE_NAME)"
 	$(BIN)/python -m benchmarks.report
 
 # Compares `twostep bench` with guidellm and aiperf; `.venv/bin/python -m benchmarks.clients --help` explains how to install them.

@@ -114,6 +114,7 @@ batching = from_each("batching", batching_tables.batching)
 scheduler = from_each("scheduler", batching_tables.scheduler)
 serve_readme = from_each("serve", serve_tables.readme)
 serve = from_each("serve", serve_tables.serve)
+versions = from_each("versions", serve_tables.versions)
 itl = from_each("itl", itl_tables.itl)
 clients = from_each("clients", serve_tables.clients)
 peers = from_each("peers-serving", peers_tables.peers)
@@ -137,6 +138,7 @@ PARTS: tuple[tuple[str, str, Part], ...] = (
     ("docs/batching.md", "bench-scheduler", scheduler),
     ("README.md", "bench-serve", serve_readme),
     ("docs/serving.md", "bench-serve", serve),
+    ("docs/serving.md", "bench-versions", versions),
     ("docs/itl.md", "bench-itl", itl),
     ("docs/benchmarking.md", "compared", clients),
     ("README.md", "bench-calibration", calibration_readme),

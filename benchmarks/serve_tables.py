@@ -1,7 +1,7 @@
 """Markdown tables of what the server costs, and of load generators compared."""
 
 from benchmarks.batching_tables import percent
-from benchmarks.tables import Json, number, provenance, table, with_spread
+from benchmarks.tables import TIMES, Json, number, provenance, table, with_spread
 
 LEAST_RATIO = 0.92
 """Share of the tokens per second in process."""
@@ -69,6 +69,26 @@ def _start_rows(start: Json, rates: Json) -> list[list[str]]:
         ["resident when ready, MB: front end, engine", memory, ""],
         [f"resident after {rates['requests']} requests, MB: front end, engine", after, ""],
     ]
+
+
+def versions(result: Json) -> str:
+    """This version beside another: ratios of measurements in pairs."""
+    how = (
+        f"`twostep serve {result['model']}` of commit {result['machine']['commit'][:7]} beside {result['base']}, both "
+        "running, requests in turn; tokens/s of prompts and answers together. Ratios are medians over pairs, with the "
+        "95 % interval."
+    )
+    head = ["streams", "prompt", "answer", "pairs", "base, tokens/s", "this version", "base, a second server"]
+    rows = [
+        [*(str(point["burst"][name]) for name in ("streams", "prompt", "tokens")), str(point["rounds"]),
+         with_spread(point["base_tokens_per_s"]), f"**{_ratio(point['this'])}**", _ratio(point["base_again"])]
+        for point in result["points"]
+    ]  # fmt: skip
+    return "\n\n".join([how, table(head, rows), provenance(result)])
+
+
+def _ratio(ratio: Json) -> str:
+    return f"{ratio['median']:.2f} {TIMES} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
 CLIENT_ROWS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT (the others' ITL)", "e2e_ms": "E2E (request latency)"}

@@ -31,16 +31,17 @@ class Pair(NamedTuple):
 
 class Server:
     """A server started with these flags, without settings from the environment. A context manager that ends it.
+    `python` has the version to start; the default is this one.
 
     Raises `EngineError` if it does not start.
     """
 
-    def __init__(self, model: Path, flags: Sequence[str]) -> None:
+    def __init__(self, model: Path, flags: Sequence[str], python: Path = Path(sys.executable)) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the server ends
         variables = {setting.variable for setting in SETTINGS}
         started = perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, "serve", str(model), "--port", "0", *flags],
+            [str(python), "-c", COMMAND, "serve", str(model), "--port", "0", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
