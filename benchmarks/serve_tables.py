@@ -75,12 +75,12 @@ def versions(result: Json) -> str:
     """This version beside another: ratios of measurements in pairs."""
     how = (
         f"`twostep serve {result['model']}` of commit {result['machine']['commit'][:7]} beside {result['base']}, both "
-        "running, requests in turn; tokens/s of prompts and answers together. Ratios are medians over pairs, with the "
-        "95 % interval."
+        "running, requests in turn; tokens/s of prompts and answers together. Ratios: medians over pairs; the median, "
+        f"the least and the greatest of {result['points'][0]['this']['n']} starts of the servers."
     )
     head = ["streams", "prompt", "answer", "pairs", "base, tokens/s", "this version", "base, a second server"]
     rows = [
-        [*(str(point["burst"][name]) for name in ("streams", "prompt", "tokens")), str(point["rounds"]),
+        [*(str(point["burst"][name]) for name in ("streams", "prompt", "tokens")), str(point["pairs"]),
          with_spread(point["base_tokens_per_s"]), f"**{_ratio(point['this'])}**", _ratio(point["base_again"])]
         for point in result["points"]
     ]  # fmt: skip
@@ -88,7 +88,7 @@ def versions(result: Json) -> str:
 
 
 def _ratio(ratio: Json) -> str:
-    return f"{ratio['median']:.2f} {TIMES} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+    return f"{ratio['median']:.2f} {TIMES} ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 
 CLIENT_ROWS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT (the others' ITL)", "e2e_ms": "E2E (request latency)"}

@@ -2,8 +2,8 @@
 
 Both servers run all the time and get the same requests in turn, a fraction of a second each, so that a machine that
 changes its speed from minute to minute changes it for both. The other version also runs a second time, and is compared
-with itself: the difference of that ratio from 1 is noise. The result is a JSON file, from which `benchmarks.report`
-generates the table of docs/serving.md.
+with itself: the difference of that ratio from 1 is noise. All are started anew a few times. The result is a JSON file,
+from which `benchmarks.report` generates the table of docs/serving.md.
 """
 
 import random
@@ -24,7 +24,8 @@ from twostep.store.catalogue import DEFAULT_MODEL
 from twostep.store.resolve import resolve
 from twostep.store.wheel_download import FetchProgress
 
-RESAMPLES = 1000
+STARTS = 4
+"""More than one, since where the memory of a process lies changes its speed by several per cent."""
 FLAGS = ("--kv-memory", "512MiB")
 
 
@@ -47,23 +48,16 @@ BURSTS = (
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Speed of one server divided by the base's in the same round: the median, and its 95 % bootstrap interval."""
-
-    median: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Point:
+    """Speed is tokens, of prompts and answers, divided by the time until the last reply is complete."""
+
     burst: Burst
-    rounds: int
+    pairs: int
     base_tokens_per_s: Spread
-    """Tokens, of prompts and answers, divided by the time until the last reply is complete."""
-    this: Ratio
-    base_again: Ratio
-    """A second server of the base: the noise."""
+    this: Spread
+    """Speed of this version divided by the base's in the same round: the median of each start of the servers."""
+    base_again: Spread
+    """Likewise of a second server of the base: the noise."""
 
 
 @dataclass(frozen=True)
@@ -84,47 +78,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=60, help="for each load (default: 60)")
     options = parser.parse_args(arguments)
-    seconds = 1.0 if options.quick else options.seconds
-    return command.run("versions", options, lambda: measure(options.base, options.base_name, seconds))
+    seconds, starts = (1.0, 1) if options.quick else (options.seconds, STARTS)
+    return command.run("versions", options, lambda: measure(options.base, options.base_name, seconds, starts))
 
 
-def measure(base: Path, base_name: str, seconds: float) -> Result:
+def measure(base: Path, base_name: str, seconds: float, starts: int) -> Result:
     surroundings, path = machine.watched(), resolve(DEFAULT_MODEL, FetchProgress())
-    with ExitStack() as stack:
-        pythons = (base, Path(sys.executable), base)
-        ports = [stack.enter_context(Server(path, FLAGS, python)).port for python in pythons]
-        points = [_point(burst, ports, seconds) for burst in BURSTS]
+    found = [list[Rounds]() for _ in BURSTS]
+    for start in range(starts):
+        with ExitStack() as stack:
+            pythons = (base, Path(sys.executable), base)
+            ports = [stack.enter_context(Server(path, FLAGS, python)).port for python in pythons]
+            for burst, so_far in zip(BURSTS, found, strict=True):
+                so_far.append(_rounds(burst, ports, seconds / starts, start))
+    points = [point(burst, of_starts) for burst, of_starts in zip(BURSTS, found, strict=True)]
     return Result("make bench-versions", surroundings, path.stem, base_name, points)
 
 
-def _point(burst: Burst, ports: Sequence[int], seconds: float) -> Point:
-    rounds, end = list[list[float]](), perf_counter() + seconds
-    _round(burst, ports, "warm up")
+Rounds = list[list[float]]
+"""Tokens per second of each server, for each round: the base, this version, the base again."""
+
+
+def point(burst: Burst, starts: Sequence[Rounds]) -> Point:
+    """From the rounds of each start."""
+    base = [rates[0] for rounds in starts for rates in rounds]
+    this, again = ([median(rates[i] / rates[0] for rates in rounds) for rounds in starts] for i in (1, 2))
+    return Point(burst, len(base), spread(base), spread(this), spread(again))
+
+
+def _rounds(burst: Burst, ports: Sequence[int], seconds: float, start: int) -> Rounds:
+    rounds, end = Rounds(), perf_counter() + seconds
+    _round(burst, ports, start, "warm up")
     while not rounds or perf_counter() < end:
-        rounds.append(_round(burst, ports, len(rounds)))
-    base, this, again = zip(*rounds, strict=True)
-    point = Point(burst, len(rounds), spread(base), ratio(this, base), ratio(again, base))
-    say(f"{burst}: {point.this.median:.3f} of the base, which is {point.base_again.median:.3f} of itself")
-    return point
+        rounds.append(_round(burst, ports, start, len(rounds)))
+    ratio = median(rates[1] / rates[0] for rates in rounds)
+    say(f"start {start + 1}: {ratio:.3f} of the base with {burst}")
+    return rounds
 
 
-def _round(burst: Burst, ports: Sequence[int], key: object) -> list[float]:
+def _round(burst: Burst, ports: Sequence[int], *key: object) -> list[float]:
     """Tokens per second of each server, measured in random order."""
     rates = dict[int, float]()
     for server in random.sample(range(len(ports)), len(ports)):
-        load = closed_loop(ports[server], asks(burst.jobs(key)), burst.streams)
+        load = closed_loop(ports[server], asks(burst.jobs(*key)), burst.streams)
         for reply in load.replies:
             reply.body()  # raises for an error
         rates[server] = burst.streams * (burst.prompt + burst.tokens) / load.wall_s
     return [rates[server] for server in range(len(ports))]
-
-
-def ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
-    """Of values measured in pairs. The interval is that of the median over resampled pairs."""
-    pairs = [value / one for value, one in zip(values, base, strict=True)]
-    draw = random.Random(0)
-    medians = sorted(median(draw.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    return Ratio(median(pairs), medians[RESAMPLES // 40], medians[-RESAMPLES // 40 - 1])
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
 """Two versions of the server side by side."""
 
 import random
+from dataclasses import asdict
+
+import pytest
 
 from benchmarks import serve_tables
 from benchmarks.tables import TIMES
-from benchmarks.versions import BURSTS, Ratio, ratio
+from benchmarks.versions import BURSTS, point
 
 
 def test_a_machine_that_changes_its_speed_does_not_change_the_ratio() -> None:
     draw = random.Random(1)
-    base = [draw.uniform(50, 200) for _ in range(60)]
-    found = ratio([value * 0.9 for value in base], base)
-    assert all(abs(value - 0.9) < 1e-9 for value in (found.median, found.low, found.high))
+    rounds = [[base, 0.9 * base, base] for base in (draw.uniform(50, 200) for _ in range(60))]
+    found = point(BURSTS[0], [rounds[:20], rounds[20:]])
+    assert (found.pairs, found.this.n) == (60, 2)
+    assert (found.this.min, found.this.max) == pytest.approx((0.9, 0.9))
+    assert (found.base_again.min, found.base_again.max) == (1, 1)
 
 
-def test_the_interval_contains_the_ratio_and_narrows_with_the_number_of_pairs() -> None:
-    draw = random.Random(2)
-    base = [100.0] * 400
-    values = [100 * draw.gauss(1.1, 0.1) for _ in base]
-    few, many = ratio(values[:20], base[:20]), ratio(values, base)
-    assert many.low < 1.1 < many.high
-    assert many.high - many.low < few.high - few.low
+def test_starts_that_differ_show_in_the_spread() -> None:
+    found = point(BURSTS[0], [[[100, 90, 100]] * 9, [[100, 120, 100]] * 3, [[100, 100, 110]] * 3])
+    assert (found.this.median, found.this.min, found.this.max) == (1.0, 0.9, 1.2)
+    assert found.base_again.max == 1.1
 
 
 def test_bursts_have_prompts_that_no_cache_has() -> None:
@@ -31,12 +33,9 @@ def test_bursts_have_prompts_that_no_cache_has() -> None:
 def test_the_table_names_both_versions_and_shows_the_noise() -> None:
     about = {"cpu": "a CPU", "cores": 2, "flags": [], "kernel": "6", "date": "2026-12-01T00:00", "commit": "abcdef0123",
              "modified": False, "busy": 0.0}  # fmt: skip
-    point = {
-        "burst": {"streams": 3, "prompt": 32, "tokens": 60}, "rounds": 40,
-        "base_tokens_per_s": {"median": 200.0, "min": 150.0, "max": 260.0, "n": 40},
-        "this": vars(Ratio(1.1, 1.05, 1.15)), "base_again": vars(Ratio(0.99, 0.95, 1.02)),
-    }  # fmt: skip
-    result = {"command": "c", "machine": about, "model": "m", "base": "commit 60df331", "points": [point]}
+    found = asdict(point(BURSTS[1], [[[200, 220, 198]] * 5, [[150, 150, 150]] * 5]))
+    result = {"command": "c", "machine": about, "model": "m", "base": "commit 60df331", "points": [found]}
     text = serve_tables.versions(result)
     assert "commit abcdef0 beside commit 60df331" in text
-    assert f"| 200 (150 to 260) | **1.10 {TIMES} (1.05 to 1.15)** | 0.99 {TIMES} (0.95 to 1.02) |" in text
+    assert "2 starts" in text
+    assert f"| 175 (150 to 200) | **1.05 {TIMES} (1.00 to 1.10)** | 0.99 {TIMES} (0.99 to 1.00) |" in text
