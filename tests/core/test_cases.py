@@ -102,7 +102,7 @@ def test_with_nobody_decoding_a_prompt_is_as_wide_as_the_longest_step() -> None:
     wide_ns = [step_ns_of(step.plan.shape) for step in prefill[:-1]]
     assert all(215 * MS < ns <= 250 * MS for ns in wide_ns)
     assert {step.plan.chunks[0].reason.why for step in prefill[:-1]} == {Why.LONGEST_STEP}
-    assert prefill[0].plan.chunks[0].reason.words() == "longest step 250.0 ms, predicted 248.5 ms"
+    assert prefill[0].plan.chunks[0].reason.words() == "steps of at most 250.0 ms, predicted 248.5 ms"
 
 
 def test_chunking_for_a_batch_costs_little_over_whole_prompts() -> None:

@@ -10,7 +10,7 @@ class Why(Enum):
     WHOLE = "all that was left"
     TOKEN_BUDGET = "token budget of {} a step"
     ITL_BUDGET = "ITL budget {:.1f} ms, predicted {:.1f} ms"
-    LONGEST_STEP = "longest step {:.1f} ms, predicted {:.1f} ms"
+    LONGEST_STEP = "steps of at most {:.1f} ms, predicted {:.1f} ms"
     LEAST_SHARE = "no budget left: the least share of a prompt in prefill"
 
     NO_SLOT = "all {} slots are taken"

@@ -149,7 +149,7 @@ class StepTimeModel:
     """Relative standard error of the calibrated terms."""
     MOST_ERROR = 0.5
     """A step that took longer or shorter by more than this share counts as this: it was disturbed."""
-    EXCEEDED = 0.005
+    EXCEEDED = 0.0025
     """The share of steps that take longer than their bound: margins widen and narrow until it is that."""
     WIDENING = 0.05
     LEAST_WIDE, MOST_WIDE = 0.25, 4.0
