@@ -72,8 +72,8 @@ def test_150_tokens_take_one_prefill_and_149_decode_steps(hardware: Hardware, sh
 def test_a_step_never_gets_cheaper_when_a_slice_grows(
     model: ModelSpec, parts: list[tuple[int, int, int]], start: int, tokens: int, devices: int
 ) -> None:
-    """With a window, a decode that becomes a chunk is left out: the positions of all decodes are bounded together, so that
-    one beyond its window counts wholly where the others are within theirs."""
+    """With a window, a decode that becomes a chunk is left out: the positions of all decodes are bounded together, so
+    that one beyond its window counts wholly where the others are within theirs."""
     devices = devices if model.shape.heads % devices == 0 else 1
     windowed = any(window is not None for window in model.layer_windows)
     counts = (1, 2, 1 + tokens, 2 + tokens)[windowed:]
