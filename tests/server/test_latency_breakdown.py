@@ -18,6 +18,7 @@ from support.engines import Asked, engine, failing, mixed_requests, prompt, run,
 from support.http_server import NAME, Host, Served
 
 from twostep.cli.main import main
+from twostep.core.cost import LeastTimes
 from twostep.core.reasons import Reason, Why
 from twostep.engine.collector import Collector
 from twostep.engine.outputs import ChunkTime, DecodeTime, PreemptionTime, RequestOutput, Timeline, WaitTime
@@ -163,6 +164,26 @@ def test_the_share_of_every_limit_is_shown_in_one_line() -> None:
     assert told["verdict"]["shares"] == {"bandwidth": 0.4, "attention": 0.3, "arithmetic": 0.2, "company": 0.1}
     shown = "what held it: bandwidth 40%, attention 30%, arithmetic 20%, company 10%"
     assert list(breakdown_lines(told))[3] == shown
+
+
+def test_a_calibrated_machine_shows_how_near_steps_came_to_its_limits() -> None:
+    """Chunks that are shown as one add up; without a calibration nothing is said."""
+    least = LeastTimes(arithmetic=6 * MS, bandwidth=MS)
+    chunks = tuple(
+        ChunkTime(at * MS, (at + 10) * MS, 16, at, position=at, kernel_ns=10 * MS, alone_ns=10 * MS, least=least)
+        for at in (0, 10)
+    )
+    decode = DecodeTime(20 * MS, 60 * MS, 4, 0, 40 * MS, 4, 40 * MS, 0, least=LeastTimes(2 * MS, 30 * MS))
+    line = Timeline(0, 0, chunks, (20 * MS, 60 * MS), (), 60 * MS, (), (decode,))
+    made = latency_breakdown(reply(output(line), received_ns=0, submitted_ns=0, sent_ns=60 * MS))
+    said = [text.strip() for text in breakdown_lines(made) if "reached" in text]
+    assert said == [
+        "its steps reached 60% of the arithmetic and 10% of the bandwidth that this machine has (calibrated)",
+        "its steps reached 5% of the arithmetic and 75% of the bandwidth that this machine has (calibrated)",
+    ]
+    without = replace(line, chunks=(), decodes=(replace(decode, start_ns=0, kernel_ns=60 * MS, least=LeastTimes()),))
+    made = latency_breakdown(reply(output(without), received_ns=0, submitted_ns=0, sent_ns=60 * MS))
+    assert not any("reached" in text for text in breakdown_lines(made))
 
 
 def test_the_verdict_says_how_often_a_prompt_was_cut_and_why() -> None:

@@ -82,6 +82,18 @@ class Terms(NamedTuple):
     """Per-sequence work, such as sampling and bookkeeping."""
 
 
+class LeastTimes(NamedTuple):
+    """What a step takes at least on a machine, in ns, by limit: all its operations at the peak, all its bytes at the
+    full bandwidth. No step comes near both."""
+
+    arithmetic: int = 0
+    bandwidth: int = 0
+
+
+NO_TIMES = LeastTimes()
+"""Of a machine that is not calibrated."""
+
+
 class Cost(NamedTuple):
     """The estimate of one step. `expected_ns` is the mean; `bound_ns` includes the model's margin and is what budgets
     are compared with. The sum of `terms` is the expected time, up to rounding."""

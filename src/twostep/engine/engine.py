@@ -172,6 +172,7 @@ class Engine:
             lacked_ns=self.kernels.lacked_ns,
         )
         self._io = LoopIo(self._executor, tokenizer, self.cost)
+        self._io.collector.times.meter.limits = self.profile.limits(model.network.model_spec(model.path.stem))
         self._loop = self._make_loop()
 
     def _size(self, serves: bool) -> build.Sizing:

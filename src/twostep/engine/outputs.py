@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from twostep.core.cost import NO_TIMES, LeastTimes
 from twostep.core.reasons import WHOLE, Reason
 from twostep.engine.text.packed_logprobs import PackedLogprobs, TokenLogprobs
 from twostep.metrics import times
@@ -38,6 +39,8 @@ class ChunkTime:
     """Estimated: part of `kernel_ns` in which the kernel threads had no core, for example because of other programs."""
     attention_ns: int = 0
     """Estimated: of `alone_ns`, attention; the rest is mostly the linear layers."""
+    least: LeastTimes = NO_TIMES
+    """The least that the whole step could take on this machine; 0 where it is not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class DecodeTime:
     """Estimated: part of `kernel_ns` in which the kernel threads had no core, for example because of other programs."""
     attention_ns: int = 0
     """Estimated: part of `kernel_ns` in which decodes read the KV cache."""
+    least: LeastTimes = NO_TIMES
+    """The least that these steps could take on this machine; 0 where it is not calibrated."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,10 @@ from twostep.kernels.native import chosen_isa
 from twostep.kernels.threads import default_threads
 from twostep.model.loaded import LoadedModel
 from twostep.perf.linear import LinearCostModel
+from twostep.perf.machine_limits import MachineLimits
 from twostep.perf.machine_profile import Identity, MachineProfile, read_profile
 from twostep.perf.step_time_model import StepTimeModel
+from twostep.spec.model_spec import ModelSpec
 from twostep.store.catalogue import user_folder
 
 
@@ -31,6 +33,10 @@ class Found(NamedTuple):
     def cost_model(self) -> CostModel:
         """Calibrated, or one that learns from the first step on."""
         return LinearCostModel() if self.profile is None else StepTimeModel(self.profile.costs)
+
+    def limits(self, model: ModelSpec) -> MachineLimits | None:
+        """What steps of `model` take at least on this machine; None where it is not calibrated."""
+        return None if self.profile is None else MachineLimits(model, self.profile)
 
 
 LEARNED = "step times: learned while running"

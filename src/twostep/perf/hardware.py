@@ -72,6 +72,17 @@ class UnknownHardwareError(InvalidParameterError):
     """No device has this id."""
 
 
+def bandwidth_at(read: Sequence[tuple[float, float]], working_set: float) -> float:
+    """Bytes per second. `read`: bytes of a working set and bytes per second at which it is read again and again;
+    between two measured sizes in proportion to their logarithms."""
+    points = sorted((log(size), rate) for size, rate in read)
+    place = min(max(log(working_set), points[0][0]), points[-1][0])
+    pairs = [*pairwise(points)] or [(points[0], points[0])]
+    (low, slow), (high, fast) = next(pair for pair in pairs if place <= pair[1][0])
+    share = (place - low) / (high - low) if high > low else 0.0
+    return slow + share * (fast - slow)
+
+
 def measured_hardware(
     cpu: str,
     peaks: Mapping[str, float],
@@ -79,19 +90,13 @@ def measured_hardware(
     memory_bytes: float,
     working_set: float,
 ) -> Hardware:
-    """The calibrated machine as a device. `peaks`: measured operations per second by arithmetic. `read`: bytes of a
-    working set and bytes per second at which it is read; the bandwidth is that at `working_set`, what a step streams,
-    between two measured sizes in proportion to their logarithms."""
-    points = sorted((log(size), rate) for size, rate in read)
-    place = min(max(log(working_set), points[0][0]), points[-1][0])
-    pairs = [*pairwise(points)] or [(points[0], points[0])]
-    (low, slow), (high, fast) = next(pair for pair in pairs if place <= pair[1][0])
-    share = (place - low) / (high - low) if high > low else 0.0
+    """The calibrated machine as a device. `peaks`: measured operations per second by arithmetic. `read`: see
+    `bandwidth_at`; the bandwidth is that at `working_set`, what a step streams."""
     return Hardware(
         id=HERE,
         name=cpu,
         memory_bytes=memory_bytes,
-        bandwidth=slow + share * (fast - slow),
+        bandwidth=bandwidth_at(read, working_set),
         peaks=peaks,
         confidence="high",
         source="twostep calibrate",

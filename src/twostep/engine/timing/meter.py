@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from twostep.core.cost import CostModel, StepShape, decode_shape
+from twostep.core.cost import CostModel, LeastTimes, StepShape, decode_shape
 from twostep.core.plan import Chunk, Plan
 from twostep.engine.timing.promises import Promised, PromiseMeter
+from twostep.perf.machine_limits import MachineLimits
 
 STEP_S = (
     0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -68,6 +69,9 @@ class Reading(NamedTuple):
     """Estimated: of `kernel_ns`, what the kernels were kept from the cores."""
     attention_ns: int = 0
     """Estimated: of `kernel_ns`, attention of the decodes."""
+    least_arithmetic_ns: int = 0
+    """See `MachineLimits`; 0 without any."""
+    least_bandwidth_ns: int = 0
 
     def since(self, earlier: "Reading") -> "Reading":
         return Reading(*(now - before for now, before in zip(self, earlier, strict=True)))
@@ -110,6 +114,10 @@ class StepMeter:
         self.first_tokens = self._further_tokens = 0
         self.host_ns = self.host_steps = 0
         self.promises = PromiseMeter(cost)
+        self.limits: MachineLimits | None = None
+        """Of the calibrated machine, if it is."""
+        self.least = LeastTimes()
+        """Of the last step; without `limits` 0."""
         self._cost = cost
         self._steps_until_estimate = 0
         self._decoding = 0
@@ -145,6 +153,8 @@ class StepMeter:
             now.prefill_ns + prefill_ns,
             now.starved_ns + starved_ns,
             now.attention_ns + int(kernel_ns * self._attention),
+            now.least_arithmetic_ns + self.least.arithmetic,
+            now.least_bandwidth_ns + self.least.bandwidth,
         )
 
     def alone_ns(self, chunk: Chunk, kernel_ns: int) -> tuple[int, int]:
@@ -184,6 +194,8 @@ class StepMeter:
         self._decoding = 0 if plan.chunks else plan.decoding
         cost = self._cost.estimate(plan.shape)
         self._whole_ns = max(1, cost.expected_ns)
+        if self.limits is not None:
+            self.least = self.limits.least_ns(plan.shape)
         self._attention = min(1.0, cost.terms.decode_attention / self._whole_ns) if plan.decoding else 0.0
         decodes = plan.shape
         for chunk in plan.chunks:

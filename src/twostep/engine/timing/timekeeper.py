@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from twostep.core.cost import CostModel
+from twostep.core.cost import CostModel, LeastTimes
 from twostep.core.plan import Chunk, Preemption, Resolved, Step, StepResult
 from twostep.engine.outputs import ChunkTime, DecodeTime, LostTime, PreemptionTime, Timeline, WaitTime
 from twostep.engine.resumption import Resumption
@@ -163,6 +163,7 @@ class Timekeeper:
             without_ns=self.meter.before.kernel_ns - times.kernel_ns,
             starved_ns=end.result.starved_ns,
             attention_ns=attention_ns,
+            least=self.meter.least,
         )
 
     def _scheduled(self, times: Times, now: int) -> None:
@@ -223,5 +224,6 @@ class Timekeeper:
                 prefill_ns=took.prefill_ns,
                 starved_ns=took.starved_ns,
                 attention_ns=took.attention_ns,
+                least=LeastTimes(took.least_arithmetic_ns, took.least_bandwidth_ns),
             )
         )

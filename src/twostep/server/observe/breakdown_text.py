@@ -13,6 +13,7 @@ GAPS = (BETWEEN, "steps of other requests")
 SUMMED = (
     "tokens", "computed_again_tokens", "others_tokens",
     "own_ns_estimated", "others_ns_estimated", "starved_ns_estimated", "attention_ns_estimated",
+    "kernel_ns", "least_arithmetic_ns", "least_bandwidth_ns",
 )  # fmt: skip
 
 
@@ -171,6 +172,10 @@ def _notes(line: Json) -> Iterator[str]:
     starved_ns = line.get("starved_ns_estimated", 0)
     if starved_ns > STARVED * line["ns"]:
         yield f"of this {starved_ns / 1e6:.3f} ms without a core: {NO_CORE} (estimated)"
+    if line.get("least_bandwidth_ns") and line["kernel_ns"] > 0:
+        shares = {name: line[f"least_{name}_ns"] / line["kernel_ns"] for name in ("arithmetic", "bandwidth")}
+        reached = " and ".join(f"{share:.0%} of the {name}" for name, share in shares.items())
+        yield f"its steps reached {reached} that this machine has (calibrated)"
 
 
 def _estimates(line: Json) -> Iterator[str]:

@@ -307,6 +307,7 @@ def _chunk(chunk: ChunkTime, reached: int) -> Line:
         "others_ns_estimated": chunk.kernel_ns - chunk.alone_ns,
         "starved_ns_estimated": chunk.starved_ns,
         "attention_ns_estimated": chunk.attention_ns,
+        **_least(chunk),
     }
     part, host_ns = "preempted" if 2 * again > chunk.tokens else "prefill", chunk.end_ns - chunk.start_ns
     parts = {part: chunk.kernel_ns, "host": host_ns - chunk.kernel_ns}
@@ -324,6 +325,13 @@ def _decode(run: DecodeTime) -> Line:
         "others_prefill_ns_estimated": run.prefill_ns,
         "starved_ns_estimated": run.starved_ns,
         "attention_ns_estimated": run.attention_ns,
+        **_least(run),
     }
     parts = {"decode": run.kernel_ns, "host": run.end_ns - run.start_ns - run.kernel_ns}
     return Line("decode", run.start_ns, run.end_ns, parts, details)
+
+
+def _least(of: ChunkTime | DecodeTime) -> dict[str, int]:
+    """What the whole steps took in the kernels, and what they could take at least, by limit of the machine."""
+    arithmetic, bandwidth = of.least
+    return {"kernel_ns": of.kernel_ns, "least_arithmetic_ns": arithmetic, "least_bandwidth_ns": bandwidth}
