@@ -11,7 +11,7 @@ namespace twostep {
 namespace {
 
 constexpr int kRowBlock = 256;       // rows that share one unpacking of a panel
-constexpr int kOwnedRows = 64;        // so many rows for each member: each has its own
+constexpr int kOwnedRows = 32;        // so many rows for each member: each has its own
 constexpr int kPrivateValues = 4096; // fewer values than this: each member prepares its own rows, which saves a barrier
 constexpr int kLargeTiles = 4;        // of query rows, for each member: with fewer, members would wait longer for the last one
 constexpr int kTasksPerMember = 2;   // more would break the streams of weights, fewer wait longer for one held up
